@@ -1,0 +1,1 @@
+"""Ways to run the runners, one module each, behind the contract in ``base.py``."""

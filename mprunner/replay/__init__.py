@@ -1,0 +1,1 @@
+"""The replay memory; import it from `mprunner`."""

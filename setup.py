@@ -1,0 +1,5 @@
+"""Stub for tools that ask for one; everything is in setup.cfg."""
+
+from setuptools import setup
+
+setup()
