@@ -103,3 +103,72 @@ class Rows:
     def version(self) -> Array:
         """``(N,)`` uint32."""
         return self.meta["version"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Transitions drawn from a replay memory, as struct of arrays.
+
+    With ``n_step=k`` a transition spans up to ``k`` steps of one episode: ``reward`` is their
+    discounted sum, ``next_state`` what was observed after the last of them. Fewer steps are
+    used where the episode, or what has landed of it, ends earlier.
+
+    Attributes:
+        frames: ``(B, L, *state_shape)``, the memory's dtype, contiguous: the one gather behind
+            ``state`` and ``next_state``. ``L`` is ``history_len + 1`` for one step (the two
+            stacks share all but one frame), else ``2 * history_len``. Oldest frame first;
+            frames from before the episode's start are zero.
+        state: ``(B, *state_shape, history_len)``, a view of ``frames``: newest frame last.
+        next_state: as ``state``, after the transition. Of a truncated episode it is the true
+            final observation.
+        action: ``(B,)`` int64.
+        reward: ``(B,)`` float32.
+        terminated: ``(B,)`` bool: the episode ended by the rules, there is nothing to bootstrap.
+        truncated: ``(B,)`` bool: the episode was cut; the bootstrap from ``next_state`` is right.
+        discount: ``(B,)`` float32, the factor of the value of ``next_state``: ``discount ** k``
+            after ``k`` steps, 0 after a terminal.
+        version: ``(B,)`` uint32, of the weights that chose the action; 0 if none were published.
+        indices: ``(B,)`` int64, names of the transitions, for
+            `ReplayMemory.update_priorities`.
+        weights: ``(B,)`` float32 in (0, 1], importance weights; all 1 if sampling is uniform.
+    """
+
+    frames: Array
+    state: Array
+    next_state: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    discount: Array
+    version: Array
+    indices: Array
+    weights: Array
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        num_frames: int,
+        history_len: int,
+        state_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> Batch:
+        """A batch with room for ``batch_size`` transitions and nothing in it yet."""
+        frames = np.empty((batch_size, num_frames, *state_shape), dtype)
+        return cls(
+            frames=frames,
+            state=np.moveaxis(frames[:, :history_len], 1, -1),
+            next_state=np.moveaxis(frames[:, num_frames - history_len :], 1, -1),
+            action=np.empty(batch_size, np.int64),
+            reward=np.empty(batch_size, np.float32),
+            terminated=np.empty(batch_size, np.bool_),
+            truncated=np.empty(batch_size, np.bool_),
+            discount=np.empty(batch_size, np.float32),
+            version=np.empty(batch_size, np.uint32),
+            indices=np.empty(batch_size, np.int64),
+            weights=np.empty(batch_size, np.float32),
+        )

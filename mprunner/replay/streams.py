@@ -1,0 +1,170 @@
+"""Where the rows of each stream lie: ring arithmetic and the counters.
+
+Owns the division of the slots into regions, one ring per stream, and the copy of a block into
+its ring. Row numbers of a stream only grow; row ``k`` lies in slot ``offset + k % cap``, and
+the newest ``min(end, cap)`` rows are retained. Knows nothing of sampling, locks or files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mprunner.errors import ConfigurationError
+from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Array
+
+#: A row's record as 16 opaque bytes: numpy copies these at once, structured ones field by field.
+OPAQUE_ROW = np.dtype("V16")
+
+
+class Ring:
+    """The counters of one stream.
+
+    Attributes:
+        index: which stream.
+        offset: its first slot.
+        cap: how many slots it has.
+        end: rows written so far; the newest is row ``end - 1``.
+        provisional: the newest row's place is taken by the first row of the next block.
+        games, score_sum, score_max: of the games that ended in this stream.
+    """
+
+    __slots__ = (
+        "index", "offset", "cap", "end", "provisional", "games", "score_sum", "score_max"
+    )
+
+    def __init__(self, index: int, offset: int, cap: int) -> None:
+        self.index = index
+        self.offset = offset
+        self.cap = cap
+        self.end = 0
+        self.provisional = False
+        self.games = 0
+        self.score_sum = 0.0
+        self.score_max = float("-inf")
+
+    def slot(self, row: int) -> int:
+        """The slot of a retained row."""
+        return self.offset + row % self.cap
+
+    def add_scores(self, scores: Any) -> None:
+        """Counts the scores of games that have ended."""
+        for score in scores:
+            self.games += 1
+            self.score_sum += score
+            self.score_max = max(self.score_max, score)
+
+
+class Streams:
+    """All rings of a memory, as objects for the writers and as arrays for the samplers.
+
+    Attributes:
+        rings: one `Ring` per stream.
+        offsets, caps, ends: ``(num_streams,)`` int64, the rings' fields.
+        first_lap: added to the laps of rows in their names, so that a name is never used twice.
+    """
+
+    def __init__(self, max_size: int, num_streams: int, first_lap: int = 0) -> None:
+        size, longer = divmod(max_size, num_streams)
+        self.max_size = max_size
+        self.caps = np.full(num_streams, size, np.int64)
+        self.caps[:longer] += 1
+        self.offsets = np.cumsum(self.caps) - self.caps
+        self.ends = np.zeros(num_streams, np.int64)
+        self.first_lap = first_lap
+        self.rings = [
+            Ring(index, int(offset), int(cap))
+            for index, (offset, cap) in enumerate(zip(self.offsets, self.caps))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rings)
+
+    def set_end(self, ring: Ring, end: int) -> None:
+        """Moves a ring's write head."""
+        ring.end = end
+        self.ends[ring.index] = end
+
+    def names(self, slot: Array, row: Array, cap: Array) -> Array:
+        """The lasting names of rows: no two rows of a memory's life share one."""
+        return (self.first_lap + row // cap) * self.max_size + slot
+
+    def slots_of_names(self, names: Array) -> tuple[Array, Array]:
+        """The slots of rows given by name, and which of these still hold that row."""
+        lap, slot = np.divmod(names, self.max_size)
+        stream = self.stream_of_slot(slot)
+        cap, end = self.caps[stream], self.ends[stream]
+        row = (lap - self.first_lap) * cap + slot - self.offsets[stream]
+        return slot, (lap >= self.first_lap) & (row < end) & (row >= end - cap)
+
+    def stream_of_slot(self, slot: Array) -> Array:
+        """Which stream's region a slot lies in."""
+        return np.searchsorted(self.offsets, slot, side="right") - 1
+
+
+def smallest_size(num_streams: int, history_len: int) -> int:
+    """The fewest slots with which something can be sampled from every stream."""
+    return num_streams * (history_len + 1)
+
+
+def check_streams(num_streams: int, max_size: int, history_len: int) -> None:
+    """Refuses a number of streams that this memory cannot hold."""
+    if num_streams < 1:
+        raise ConfigurationError(f"num_streams must be at least 1, found {num_streams}")
+    need = smallest_size(num_streams, history_len)
+    if max_size < need:
+        raise ConfigurationError(
+            f"a memory of max_size={max_size} is too small for {num_streams} stream(s) of "
+            f"history_len={history_len}: it needs at least {need} rows"
+        )
+
+
+def copy_block(ring: Ring, state: Array, meta: Array, new_state: Array, new_meta: Array) -> int:
+    """Copies a block to the head of a ring; only the newest rows of one longer than the ring.
+
+    If the ring's newest row is provisional, the block's first row takes its place. It holds
+    the same observation, so only its record is copied: the bytes of a landed observation
+    never change while it is retained.
+
+    Args:
+        ring: the stream's ring; its counters are left as they are.
+        state, meta: the memory's arrays; ``meta`` and ``new_meta`` viewed as `OPAQUE_ROW`.
+        new_state: ``(N, *state_shape)``.
+        new_meta: ``(N,)``.
+
+    Returns:
+        The row number after the block's last row.
+    """
+    num = len(new_meta)
+    skip = 1 if ring.provisional else 0
+    first = ring.end - skip
+    low = first % ring.cap
+    if low + num <= ring.cap:
+        low += ring.offset
+        high = low + num
+        state[low + skip : high] = new_state[skip:]
+        meta[low:high] = new_meta
+    else:
+        _copy_wrapped(ring, state, new_state[skip:], first + skip)
+        _copy_wrapped(ring, meta, new_meta, first)
+    return first + num
+
+
+def _copy_wrapped(ring: Ring, target: Array, source: Array, first: int) -> None:
+    drop = max(0, len(source) - ring.cap)
+    source = source[drop:]
+    low = (first + drop) % ring.cap
+    head = min(len(source), ring.cap - low)
+    target[ring.offset + low : ring.offset + low + head] = source[:head]
+    target[ring.offset : ring.offset + len(source) - head] = source[head:]
+
+
+def close_unfinished(ring: Ring, flags: Array) -> None:
+    """Ends the unfinished episode at the head of a ring: its last transition is truncated."""
+    before = ring.end - 2
+    if not ring.provisional or before < max(0, ring.end - ring.cap):
+        return
+    slot = ring.slot(before)
+    if not flags[slot] & (CLOSING | TERMINATED | TRUNCATED):
+        flags[slot] |= TRUNCATED
