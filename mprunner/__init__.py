@@ -1,5 +1,48 @@
 """A pool of simulator processes that fills one replay memory."""
 
 from mprunner._version import __version__
+from mprunner.errors import (
+    ClosedError,
+    ConfigurationError,
+    MissingExtraError,
+    MprunnerError,
+    NotEnoughRows,
+    PlayerError,
+    PredictorError,
+    StorageError,
+    WorkerDied,
+    WorkerError,
+    WorkerRaised,
+    WorkerStalled,
+)
+from mprunner.experience import Batch, Experience, Rows
+from mprunner.manager import EnvRunnerManager
+from mprunner.predictors import LocalPredictor
+from mprunner.replay.memory import ReplayMemory
+from mprunner.runner import EnvRunner
+from mprunner.stats import ManagerStats, WorkerStats
 
-__all__ = ["__version__"]
+__all__ = [
+    "Batch",
+    "ClosedError",
+    "ConfigurationError",
+    "EnvRunner",
+    "EnvRunnerManager",
+    "Experience",
+    "LocalPredictor",
+    "ManagerStats",
+    "MissingExtraError",
+    "MprunnerError",
+    "NotEnoughRows",
+    "PlayerError",
+    "PredictorError",
+    "ReplayMemory",
+    "Rows",
+    "StorageError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerRaised",
+    "WorkerStalled",
+    "WorkerStats",
+    "__version__",
+]

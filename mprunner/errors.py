@@ -96,14 +96,18 @@ class WorkerRaised(WorkerError):
 class WorkerDied(WorkerError):
     """The worker's process ended without a word: a signal, os._exit, out of memory."""
 
-    def __init__(self, worker: int, pid: int | None, exitcode: int | None, activity: str) -> None:
+    def __init__(
+        self, worker: int, pid: int | None, exitcode: int | None, activity: str, stack: str = ""
+    ) -> None:
         super().__init__(
             worker,
-            f"worker {worker} (pid {pid}) died of {describe_exit(exitcode)} while {activity}",
+            f"worker {worker} (pid {pid}) died of {describe_exit(exitcode)} while {activity}"
+            + (f"; its stack:\n{stack.rstrip()}" if stack else ""),
         )
         self.pid = pid
         self.exitcode = exitcode
         self.activity = activity
+        self.stack = stack
 
 
 class WorkerStalled(WorkerError):

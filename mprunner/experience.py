@@ -159,10 +159,11 @@ class Batch:
     ) -> Batch:
         """A batch with room for ``batch_size`` transitions and nothing in it yet."""
         frames = np.empty((batch_size, num_frames, *state_shape), dtype)
+        history_last = (0, *range(2, frames.ndim), 1)
         return cls(
             frames=frames,
-            state=np.moveaxis(frames[:, :history_len], 1, -1),
-            next_state=np.moveaxis(frames[:, num_frames - history_len :], 1, -1),
+            state=frames[:, :history_len].transpose(history_last),
+            next_state=frames[:, num_frames - history_len :].transpose(history_last),
             action=np.empty(batch_size, np.int64),
             reward=np.empty(batch_size, np.float32),
             terminated=np.empty(batch_size, np.bool_),

@@ -1,0 +1,221 @@
+"""Starts worker processes: from a fork server of our own, by spawn or by fork.
+
+Owns everything that differs from ``multiprocessing.Process.start``: a worker never imports the
+user's ``__main__``, gets one math thread, is not joined behind our back at exit, and takes no
+Ctrl-C while it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import connection, context, popen_fork, process, reduction, spawn
+from typing import Any
+
+from mprunner.errors import ConfigurationError
+
+# Read when numpy, torch and their like are loaded, so they must be set before.
+MATH_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+_PRELOAD = "mprunner.backends.worker"
+_lock = threading.Lock()
+_servers: dict[tuple[str | None, ...], Any] = {}
+
+
+def start_method(asked: str | None) -> str:
+    """The start method to use; the interpreter's default is never followed.
+
+    Raises:
+        ConfigurationError: this system has no such method.
+    """
+    known = multiprocessing.get_all_start_methods()
+    if asked is None:
+        return "forkserver" if "forkserver" in known else "spawn"
+    if asked not in known:
+        raise ConfigurationError(
+            f"start_method is {asked!r:.80}; expected one of {', '.join(known)}"
+        )
+    return asked
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment variables, with one math thread where nothing else is set."""
+    return {**{name: "1" for name in MATH_THREAD_VARIABLES}, **os.environ}
+
+
+class WorkerProcess(process.BaseProcess):
+    """A process that is not in multiprocessing's list of children.
+
+    So nothing joins it at exit, and it may have children of its own: it is not daemonic.
+    """
+
+    #: A simulator that uses multiprocessing gets the interpreter's default, as at home.
+    _start_method = None
+
+    def launch(self, method: str) -> None:
+        """Start it."""
+        with _lock, _quiet_start():
+            self._popen = _POPENS[method](self)
+        self._pidfd: int | None = None
+        if method != "forkserver" and hasattr(os, "pidfd_open"):
+            # Else the sentinel is a pipe that what the worker has started may keep open.
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        self._sentinel = self._popen.sentinel if self._pidfd is None else self._pidfd
+
+    def kill_group(self, signum: int) -> None:
+        """Signal the worker and all that it started; nothing if they are gone."""
+        pid = self._popen.pid
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signum)
+        # Before it has made its own group, the worker can only be reached alone.
+        if self._popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def wait_gone(self, timeout: float | None) -> bool:
+        """Wait for its end; False if the time (seconds) was up first."""
+        if self._popen.returncode is None:
+            connection.wait([self._sentinel], timeout)
+        return self._popen.poll() is not None
+
+    def release(self) -> None:
+        """Give back its descriptors; it must have ended."""
+        self._popen.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives; negative: the number of a signal."""
+        return self._popen.poll()  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Ctrl-C and math threads, set for a child until it has set its own."""
+    added = [name for name in MATH_THREAD_VARIABLES if name not in os.environ]
+    os.environ.update({name: "1" for name in added})
+    # A blocked signal is inherited; a worker that has just been forked would else print a
+    # traceback of its own at Ctrl-C.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for name in added:
+            del os.environ[name]
+
+
+def _pickled(popen: Any, process_obj: Any) -> bytes:
+    """What a fresh child reads: how to prepare, without ``__main__``, and the process."""
+    preparation = spawn.get_preparation_data(process_obj.name)
+    for key in ("init_main_from_name", "init_main_from_path"):
+        preparation.pop(key, None)
+    buffer = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        reduction.dump(preparation, buffer)
+        reduction.dump(process_obj, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue()
+
+
+_POPENS: dict[str, Any] = {"fork": popen_fork.Popen}
+
+if sys.platform != "win32":
+    from multiprocessing import forkserver, popen_forkserver, popen_spawn_posix, resource_tracker
+
+    # The parts of multiprocessing that its type stubs leave out.
+    _util: Any = importlib.import_module("multiprocessing.util")
+
+    class _ForkServerPopen(popen_forkserver.Popen):
+        """Asks our fork server, which has loaded the worker's module and nothing else."""
+
+        _fds: list[int]
+
+        def _launch(self, process_obj: Any) -> None:
+            data = _pickled(self, process_obj)
+            self.sentinel, write_end = _fork_server().connect_to_new_process(self._fds)
+            # The child sees the end of its parent by the other end of this pipe.
+            alive = os.dup(write_end)
+            self.finalizer = _util.Finalize(self, _util.close_fds, (alive, self.sentinel))
+            with open(write_end, "wb") as pipe:
+                pipe.write(data)
+            self.pid = forkserver.read_signed(self.sentinel)
+
+    class _SpawnPopen(popen_spawn_posix.Popen):
+        """A fresh interpreter."""
+
+        _fds: list[int]
+
+        def _launch(self, process_obj: Any) -> None:
+            tracker: Any = resource_tracker.getfd()
+            self._fds.append(tracker)
+            data = _pickled(self, process_obj)
+            self.sentinel, child_write = os.pipe()
+            child_read, write_end = os.pipe()
+            self.finalizer = _util.Finalize(self, _util.close_fds, (self.sentinel, write_end))
+            try:
+                command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_read)
+                fds = [*self._fds, child_read, child_write]
+                self.pid = _util.spawnv_passfds(spawn.get_executable(), command, fds)
+            finally:
+                os.close(child_read)
+                os.close(child_write)
+            with open(write_end, "wb", closefd=False) as pipe:
+                pipe.write(data)
+
+    _POPENS["forkserver"] = _ForkServerPopen
+    _POPENS["spawn"] = _SpawnPopen
+
+
+def _fork_server() -> Any:
+    """One server per setting of the math threads, since a loaded library keeps its own."""
+    key = tuple(os.environ.get(name) for name in MATH_THREAD_VARIABLES)
+    server = _servers.get(key)
+    if server is None:
+        server = _servers[key] = forkserver.ForkServer()
+        server.set_forkserver_preload([_PRELOAD])
+    return server
+
+
+def start_helpers() -> None:
+    """Start what `helper_pids` names; the first pool does it by itself."""
+    with _lock, _quiet_start():
+        _fork_server().ensure_running()
+
+
+def leave_fork_server() -> None:
+    """In a worker: let go of the fork server that made it.
+
+    Then that server ends with the parent, and a simulator that uses multiprocessing starts a
+    server of its own, in the worker's process group.
+    """
+    inherited: Any = forkserver._forkserver
+    if inherited._forkserver_alive_fd is not None:
+        os.close(inherited._forkserver_alive_fd)
+        inherited._forkserver_alive_fd = None
+        inherited._forkserver_address = None
+
+
+def helper_pids() -> set[int]:
+    """Processes that serve all pools and live as long as this one: fork servers, tracker."""
+    pids = {server._forkserver_pid for server in _servers.values()}
+    tracker: Any = resource_tracker._resource_tracker
+    pids.add(tracker._pid)
+    return pids - {None}

@@ -1,0 +1,422 @@
+"""`EnvRunnerManager`: checks, dispatch, pacing, one sticky failure.
+
+Owns what users call. Knows the backends only by their contract.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from mprunner.backends.base import Backend, Settings
+from mprunner.checks import at_least, one_of, seconds
+from mprunner.errors import ClosedError, ConfigurationError, MprunnerError
+from mprunner.player import is_environment
+from mprunner.predictors import LocalPredictor, Weights
+from mprunner.replay.memory import ReplayMemory
+from mprunner.runner import EnvRunner, check_exploration
+from mprunner.stats import ManagerStats, Recorder
+
+_log = logging.getLogger("mprunner")
+
+_BACKENDS = {
+    "inline": "mprunner.backends.inline:InlineBackend",
+    "thread": "mprunner.backends.thread:ThreadBackend",
+    "process": "mprunner.backends.process:ProcessBackend",
+}
+# How long a lost wake-up can cost: the pace cells are written without a lock, so the one who
+# waits looks again by itself.
+_RECHECK_S = 0.05
+
+
+class _Sticky:
+    """The first failure; kept apart from the manager, so that backends don't keep it alive."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self.error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first, log the others."""
+        with self._changed:
+            if self.error is None:
+                self.error = error
+            else:
+                _log.warning("a further failure: %s", error)
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what was kept."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+
+class EnvRunnerManager:
+    """A pool of runners that fills their replay memory.
+
+    Args:
+        env_runners: at least one; they share one memory. Each becomes a worker.
+        maximum_staleness: the most steps asked for and not yet executed, over all runners; at
+            least 1. `step()` blocks at it.
+        backend: "inline", "thread" or "process"; None: inline for one runner, else process.
+        seed: of everything the runners do; None: fresh entropy, which is logged.
+        start_method: of the processes: "forkserver", "spawn" or "fork"; None: forkserver where
+            there is one, else spawn.
+        on_failure: "raise", or "restart": replace a worker that failed.
+        max_restarts: of one runner within `restart_window` seconds; then its error is raised.
+        restart_window: seconds.
+        step_timeout: seconds in one reset or step after which a worker counts as stalled;
+            None: never.
+        start_timeout: seconds until a player must stand at its first observation.
+        close_timeout: seconds that `close()` gives the workers before it ends them.
+        deterministic: deal the steps strictly in turn and ask predictors about one state at a
+            time, so that the memory's contents repeat bit for bit.
+        max_batch_size: the most states in one call of a served predictor; None: no limit.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+        WorkerError: a player could not be made; nothing is left running.
+    """
+
+    def __init__(
+        self,
+        env_runners: Sequence[EnvRunner],
+        maximum_staleness: int,
+        *,
+        backend: str | None = None,
+        seed: int | None = None,
+        start_method: str | None = None,
+        on_failure: str = "raise",
+        max_restarts: int = 3,
+        restart_window: float = 60.0,
+        step_timeout: float | None = None,
+        start_timeout: float = 60.0,
+        close_timeout: float = 5.0,
+        deterministic: bool = False,
+        max_batch_size: int | None = None,
+    ) -> None:
+        self._closed = False
+        runners = _checked_runners(env_runners)
+        kind = _backend_class(backend or ("inline" if len(runners) == 1 else "process"))
+        self._settings = Settings(
+            entropy=_entropy(seed),
+            maximum_staleness=at_least("maximum_staleness", maximum_staleness, 1),
+            start_method=start_method,
+            on_failure=one_of("on_failure", on_failure, ("raise", "restart")),
+            max_restarts=at_least("max_restarts", max_restarts, 0),
+            restart_window_s=seconds("restart_window", restart_window),
+            step_timeout=None if step_timeout is None else seconds("step_timeout", step_timeout),
+            start_timeout=seconds("start_timeout", start_timeout),
+            close_timeout=seconds("close_timeout", close_timeout),
+            deterministic=bool(deterministic),
+            max_batch_size=(
+                None if max_batch_size is None else at_least("max_batch_size", max_batch_size, 1)
+            ),
+        )
+        if deterministic and on_failure == "restart":
+            raise ConfigurationError(
+                "deterministic=True cannot go with on_failure='restart': what a lost worker "
+                "takes with it cannot be repeated"
+            )
+        self._local = _local_predictors(runners)
+        self._has_predictor = all(runner.predictor is not None for runner in runners)
+        memory = runners[0].memory
+        assert memory is not None
+        self._memory = memory
+        self._recorder = Recorder(len(runners))
+        self._sticky = _Sticky(self._recorder.changed)
+        self._num_workers = len(runners)
+        self._outstanding = [0] * len(runners)  # upper bounds; the pace cells have the truth
+        self._peak = 0
+        self._asked = 0
+        self._next = 0
+        self._step_lock = threading.RLock()
+        memory.open_streams(len(runners))
+        try:
+            self._backend: Backend = kind(
+                runners, memory, self._recorder, self._settings, self._sticky.fail
+            )
+            self._backend.start()
+        except BaseException:
+            memory.close_streams()
+            raise
+        self._at_exit = _close_at_exit(self)
+
+    def step(self, exploration: float, num_steps: int = 1) -> None:
+        """Have runners do steps; returns when they are on their way.
+
+        Blocks while `maximum_staleness` steps are outstanding; results are taken in meanwhile.
+
+        Args:
+            exploration: epsilon of these steps, in [0, 1]; 1 where there is no predictor.
+            num_steps: at least 1; one runner does them all, told by one message. More than
+                `maximum_staleness` are dealt out in parts.
+
+        Raises:
+            ConfigurationError: an argument is out of range.
+            ClosedError: the manager is closed.
+            MprunnerError: a worker, a predictor or the drain thread has failed.
+        """
+        self._check_usable()
+        exploration = check_exploration(exploration, self._has_predictor)
+        left = at_least("num_steps", num_steps, 1)
+        part = self._settings.maximum_staleness
+        if left > part:
+            part = max(1, part // (1 if self._settings.deterministic else self._num_workers))
+        with self._step_lock:
+            while left > 0:
+                part = min(part, left)
+                self._dispatch(exploration, part)
+                left -= part
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until every step asked for so far is in memory, or counted as lost.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Returns:
+            False if the time was up first.
+
+        Raises:
+            ClosedError, MprunnerError: as `step`.
+        """
+        self._check_usable()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        asked = self._asked
+        recorder = self._recorder
+        with recorder.changed:
+            while sum(recorder.landed) + sum(recorder.lost) < asked:
+                self._check_usable()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                recorder.changed.wait(min(left, _RECHECK_S))
+        self._sticky.check()
+        return True
+
+    def reset_stats(self) -> tuple[float | None, float | None]:
+        """Mean and maximum score of the games that ended since the last call.
+
+        Returns:
+            (mean, max) of whole, unclipped scores; (None, None) if no game ended.
+        """
+        self._sticky.check()
+        scores = self._recorder.take_scores()
+        if not scores:
+            return None, None
+        return math.fsum(scores) / len(scores), max(scores)
+
+    def stats(self) -> ManagerStats:
+        """A snapshot of all counters; works after a failure and after `close()`, too."""
+        recorder, backend = self._recorder, self._backend
+        workers = tuple(backend.worker_stats(i) for i in range(self._num_workers))
+        outstanding = sum(self._count_outstanding())
+        with recorder.changed:
+            return ManagerStats(
+                steps_asked=self._asked,
+                steps_landed=sum(recorder.landed),
+                steps_lost=sum(recorder.lost),
+                outstanding=outstanding,
+                outstanding_peak=self._peak,
+                episodes=sum(recorder.games),
+                age_s=recorder.age_s.summary(),
+                version=recorder.version,
+                version_lag=recorder.version_lag(),
+                batch_size=recorder.batch_size.summary(),
+                batch_latency_s=recorder.batch_latency_s.summary(),
+                restarts=sum(recorder.restarts),
+                workers=workers,
+            )
+
+    def set_weights(self, weights: Weights) -> int:
+        """Publish weights for the runners' `LocalPredictor`; never waits for a worker.
+
+        Args:
+            weights: in the form of the first ones.
+
+        Returns:
+            The new version; workers take it over at the start of their next job.
+
+        Raises:
+            ConfigurationError: no `LocalPredictor`, or other names, shapes or dtypes; nothing
+                is published then.
+            ClosedError, MprunnerError: as `step`.
+        """
+        self._check_usable()
+        if not self._local:
+            raise ConfigurationError("no runner has a LocalPredictor to set the weights of")
+        for predictor in self._local:
+            predictor.layout.pack(weights)  # refuse for all before publishing to any
+        with self._step_lock:
+            version = self._recorder.version + 1
+            for predictor in self._local:
+                self._backend.publish(predictor, weights, version)
+            self._recorder.version = version
+        return version
+
+    def close(self) -> None:
+        """Do the steps under way, then stop every worker; later calls do nothing.
+
+        Within `close_timeout` plus the time to end what does not stop by itself. Works after
+        any failure and from any thread.
+        """
+        self._close(finish=self._sticky.error is None)
+
+    def __enter__(self) -> EnvRunnerManager:
+        self._check_usable()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(finish=kind is None and self._sticky.error is None)
+        if kind is None:
+            self._sticky.check()
+
+    def _close(self, finish: bool) -> None:
+        with self._step_lock:
+            if self._closed:
+                return
+            self._closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            self._backend.close(finish)
+        finally:
+            self._memory.close_streams()
+
+    def _check_usable(self) -> None:
+        self._sticky.check()
+        if self._closed:
+            raise ClosedError("the manager is closed")
+
+    def _dispatch(self, exploration: float, num_steps: int) -> None:
+        worker = self._wait_for_room(num_steps)
+        if sum(self._outstanding) + num_steps > self._peak:
+            self._outstanding = self._count_outstanding()
+            self._peak = max(self._peak, sum(self._outstanding) + num_steps)
+        self._outstanding[worker] += num_steps
+        self._asked += num_steps
+        self._next = (worker + 1) % self._num_workers
+        try:
+            self._backend.submit(worker, exploration, num_steps)
+        except MprunnerError as error:
+            self._sticky.fail(error)
+            raise
+
+    def _wait_for_room(self, num_steps: int) -> int:
+        """The worker to take the next steps, once there is room for them."""
+        room = self._settings.maximum_staleness - num_steps
+        if sum(self._outstanding) <= room:
+            worker = self._choose()
+            if worker is not None:
+                return worker
+        changed = self._recorder.changed
+        while True:
+            self._check_usable()
+            self._outstanding = self._count_outstanding()
+            if sum(self._outstanding) <= room:
+                worker = self._choose()
+                if worker is not None:
+                    return worker
+            self._backend.want_progress()
+            with changed:
+                if self._sticky.error is None:
+                    changed.wait(_RECHECK_S)
+
+    def _count_outstanding(self) -> list[int]:
+        return [self._backend.outstanding(i) for i in range(self._num_workers)]
+
+    def _choose(self) -> int | None:
+        """The next in turn, or the one with least to do; None if it can't take more now."""
+        if self._settings.deterministic:
+            return self._next if self._backend.can_submit(self._next) else None
+        outstanding = self._outstanding
+        least = min(outstanding)
+        start = self._next if least in outstanding[self._next:] else 0
+        worker = outstanding.index(least, start)
+        return worker if self._backend.can_submit(worker) else None
+
+
+def _checked_runners(env_runners: Sequence[EnvRunner]) -> list[EnvRunner]:
+    runners = list(env_runners)
+    if not runners:
+        raise ConfigurationError("env_runners is empty; expected at least one EnvRunner")
+    players: dict[int, int] = {}
+    for i, runner in enumerate(runners):
+        if not isinstance(runner, EnvRunner):
+            raise ConfigurationError(
+                f"env_runners[{i}] is {type(runner).__name__}; expected an EnvRunner"
+            )
+        if runner in runners[:i]:
+            raise ConfigurationError(f"env_runners[{i}] is in the list twice")
+        if runner.memory is not runners[0].memory:
+            raise ConfigurationError(
+                f"env_runners[{i}] has another memory than env_runners[0]; all runners of a "
+                "manager share one"
+            )
+        if is_environment(runner.player):
+            key = id(getattr(runner.player, "unwrapped", runner.player))
+            if key in players:
+                raise ConfigurationError(
+                    f"env_runners[{players[key]}] and env_runners[{i}] have the same "
+                    "environment; make one for each, or pass a factory"
+                )
+            players[key] = i
+    return runners
+
+
+def _local_predictors(runners: Sequence[EnvRunner]) -> list[LocalPredictor]:
+    distinct: dict[int, LocalPredictor] = {}
+    for runner in runners:
+        if isinstance(runner.predictor, LocalPredictor):
+            distinct[id(runner.predictor)] = runner.predictor
+    return list(distinct.values())
+
+
+def _backend_class(name: str) -> Callable[..., Backend]:
+    module, _, attribute = _BACKENDS[one_of("backend", name, tuple(_BACKENDS))].partition(":")
+    kind: Callable[..., Backend] = getattr(importlib.import_module(module), attribute)
+    return kind
+
+
+def _entropy(seed: int | None) -> int:
+    if seed is not None:
+        return at_least("seed", seed, 0)
+    entropy = np.random.SeedSequence().entropy
+    assert isinstance(entropy, int)
+    _log.info("seed=%d repeats this run's random numbers", entropy)
+    return entropy
+
+
+def _close_at_exit(manager: EnvRunnerManager) -> Callable[[], None]:
+    """Ends the pool at interpreter exit, or when its manager is no longer referenced."""
+    backend, memory = manager._backend, manager._memory
+    finalizer = weakref.finalize(manager, _abandon, backend, memory)
+    finalizer.atexit = False
+    reference = weakref.ref(manager)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive._close(finish=False)
+
+    atexit.register(close)
+    return close
+
+
+def _abandon(backend: Backend, memory: ReplayMemory) -> None:
+    backend.close(False)
+    memory.close_streams()

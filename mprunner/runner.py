@@ -1,0 +1,344 @@
+"""`EnvRunner`: epsilon-greedy on one player.
+
+Owns the acting history, the score and the order of a step. Knows no process: whoever runs it
+gives it a `BlockWriter` for its rows and, for a served predictor, a way to ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mprunner.activity import Activity, Doing
+from mprunner.blocks import BlockInfo, BlockWriter, LocalEmitter, block_rows
+from mprunner.errors import ConfigurationError, MprunnerError, PlayerError, PredictorError
+from mprunner.experience import TERMINATED, TRUNCATED, Array, Rows
+from mprunner.history import History
+from mprunner.player import Player, check_player
+from mprunner.predictors import LocalPredictor, PredictorFn, WeightsBoard, read_q
+
+if TYPE_CHECKING:
+    from mprunner.replay.memory import ReplayMemory
+
+_DRAWS = 256
+
+
+class EnvRunner:
+    """Plays one simulator epsilon-greedily and writes what happens as rows.
+
+    Args:
+        player: a factory (called without arguments in the process that steps it, once per
+            start), or an environment (shipped there by cloudpickle).
+        predictor: a callable ``(B, *state_shape, history_len) -> Q (B, num_actions)``, or one
+            that returns a sequence beginning with Q; it stays in the parent. A
+            `LocalPredictor` runs beside the player instead. None: exploration must be 1.
+        memory: where rows go, and whose ``state_shape`` and ``dtype`` observations have.
+        history_len: frames per state; must be the memory's.
+        seed: of its random actions and of the player; None: the manager's, or fresh entropy.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        player: Any,
+        predictor: PredictorFn | LocalPredictor | None,
+        memory: ReplayMemory,
+        history_len: int,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        check_player(player)
+        if predictor is not None and not callable(predictor) and not isinstance(
+            predictor, LocalPredictor
+        ):
+            raise ConfigurationError(
+                f"predictor is {type(predictor).__name__}; expected a callable, a "
+                "LocalPredictor or None"
+            )
+        if history_len != memory.history_len:
+            raise ConfigurationError(
+                f"history_len is {history_len}; the memory's is {memory.history_len}"
+            )
+        self.player = player
+        self.predictor = predictor
+        self.memory: ReplayMemory | None = memory
+        self.history_len = int(history_len)
+        self.state_shape: tuple[int, ...] = tuple(memory.state_shape)
+        self.dtype: np.dtype[Any] = memory.dtype
+        self.seed = seed
+        self._loop: Loop | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a worker needs: neither the memory nor a predictor that stays in the parent.
+        state = self.__dict__.copy()
+        state.update(memory=None, _loop=None)
+        if not isinstance(self.predictor, LocalPredictor):
+            state["predictor"] = None
+        return state
+
+    def act(self, state: Array, exploration: float) -> int:
+        """Choose an action; override to act otherwise.
+
+        Args:
+            state: ``(*state_shape, history_len)``, newest frame last, zeros before the
+                episode's start. A view: copy what you keep.
+            exploration: epsilon, in [0, 1].
+
+        Returns:
+            An action, from 0 to ``num_actions - 1``.
+        """
+        loop = self._running
+        if loop.draw() < exploration:
+            return loop.draw_action()
+        return int(self.q_values(state).argmax())
+
+    def q_values(self, state: Array) -> Array:
+        """Ask the predictor about one state.
+
+        Args:
+            state: ``(*state_shape, history_len)``.
+
+        Returns:
+            ``(num_actions,)``.
+
+        Raises:
+            ConfigurationError: there is no predictor.
+            PredictorError: it failed.
+        """
+        return self._running.q_values(state[None])[0]  # type: ignore[no-any-return]
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The runner's own random numbers, for an `act` that needs some."""
+        return self._running.rng
+
+    @property
+    def num_actions(self) -> int:
+        """Of the running player."""
+        return self._running.player.num_actions
+
+    def step(self, exploration: float) -> None:
+        """One step, alone: no manager, the row goes straight into the memory.
+
+        Args:
+            exploration: epsilon, in [0, 1].
+
+        Raises:
+            ConfigurationError: `exploration` is outside [0, 1], or below 1 without a predictor.
+            PlayerError, PredictorError: what they returned cannot be used.
+        """
+        exploration = check_exploration(exploration, self.predictor is not None)
+        if self._loop is None:
+            self._open_alone()
+        loop = self._running
+        loop.refresh()
+        loop.step(exploration)
+        loop.writer.flush()
+
+    def close(self) -> None:
+        """Close the player; only the first call does."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+
+    def open(
+        self,
+        writer: BlockWriter,
+        seed: np.random.SeedSequence,
+        *,
+        activity: Activity | None = None,
+        ask: Callable[[Array], Array] | None = None,
+        board: WeightsBoard | None = None,
+    ) -> Loop:
+        """Make the player and begin its first episode; for backends.
+
+        Args:
+            writer: takes the rows.
+            seed: of this start; the runner's own seed, where it has one, goes first.
+            activity: told what the runner is doing.
+            ask: for a served predictor: states ``(1, ...)`` to checked Q ``(1, num_actions)``.
+            board: for a `LocalPredictor`: where its weights are published.
+        """
+        self._loop = Loop(self, writer, seed, activity or Activity(), ask, board)
+        self._loop.begin()
+        return self._loop
+
+    def _open_alone(self) -> None:
+        memory = self.memory
+        assert memory is not None
+        stream = memory.claim_stream()
+
+        def land(rows: Rows, info: BlockInfo) -> None:
+            memory.extend(stream, rows, info.scores)
+
+        emitter = LocalEmitter(
+            land, block_rows(self.state_shape, self.dtype), self.state_shape, self.dtype
+        )
+        seed = np.random.SeedSequence(self.seed)
+        board = None
+        if isinstance(self.predictor, LocalPredictor):
+            layout = self.predictor.layout
+            board = WeightsBoard(layout, bytearray(WeightsBoard.size_bytes(layout)))
+            board.publish(self.predictor.weights, 0)
+        self.open(BlockWriter(emitter), seed, ask=self._ask_directly, board=board)
+
+    def _ask_directly(self, states: Array) -> Array:
+        assert callable(self.predictor)
+        return read_q(self.predictor(states), len(states), self.num_actions)
+
+    @property
+    def _running(self) -> Loop:
+        if self._loop is None:
+            raise MprunnerError("the runner has not begun to play; step() begins it")
+        return self._loop
+
+
+def check_exploration(exploration: float, has_predictor: bool) -> float:
+    """`exploration` as a float in [0, 1].
+
+    Raises:
+        ConfigurationError: it is not; or it is below 1 and no predictor could be asked.
+    """
+    try:
+        value = float(exploration)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"exploration is {exploration!r:.80}; expected a number in [0, 1]")
+    if value < 1.0 and not has_predictor:
+        raise ConfigurationError(
+            f"exploration is {value}, but the predictor is None; without one it must be 1"
+        )
+    return value
+
+
+class Loop:
+    """A runner at play: its player, history, random numbers and score."""
+
+    def __init__(
+        self,
+        runner: EnvRunner,
+        writer: BlockWriter,
+        seed: np.random.SeedSequence,
+        activity: Activity,
+        ask: Callable[[Array], Array] | None,
+        board: WeightsBoard | None,
+    ) -> None:
+        own, player_seed = _seeds(runner.seed, seed)
+        self.rng = np.random.default_rng(own)
+        self._player_seed = int(player_seed.generate_state(1)[0]) >> 1
+        self._draws: list[float] = []
+        self._action_draws: list[int] = []
+        self._runner = runner
+        self._ask = ask
+        self._board = board
+        self._model: Any = None
+        self._version = -1
+        self._score = 0.0
+        self._history = History(runner.history_len, runner.state_shape, runner.dtype)
+        self.writer = writer
+        self.activity = activity
+        activity.begin()
+        activity.enter(Doing.FACTORY)
+        self.player = Player(runner.player, runner.state_shape, runner.dtype)
+
+    def begin(self) -> None:
+        """The first reset, and the first weights."""
+        try:
+            self._restart(self._player_seed)
+            self.refresh()
+        except BaseException:
+            self.player.close()
+            raise
+
+    def step(self, exploration: float) -> None:
+        """One step in the player, one row (and a closing one) out."""
+        activity, history = self.activity, self._history
+        action = self._runner.act(history.state(), exploration)
+        if not 0 <= action < self.player.num_actions:
+            raise PlayerError(
+                f"act() returned {action!r:.80}; expected an action from 0 to "
+                f"{self.player.num_actions - 1}"
+            )
+        activity.enter(Doing.STEP)
+        observation, reward, terminated, truncated, game_over = self.player.step(action)
+        activity.enter(Doing.RUNNING)
+        self._score += reward
+        flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+        writer = self.writer
+        writer.commit(action, reward, max(self._version, 0), flags)
+        if not flags:
+            history.push(observation)
+            writer.observe(observation, history.age)
+            return
+        writer.close(observation, history.next_age)
+        if game_over:
+            writer.add_score(self._score)
+            self._score = 0.0
+        self._restart(None)
+
+    def refresh(self) -> None:
+        """Take over the newest published weights, if there are newer ones."""
+        board = self._board
+        if board is None or board.version == self._version:
+            return
+        self.activity.enter(Doing.PREDICTING)
+        if self._model is None:
+            assert isinstance(self._runner.predictor, LocalPredictor)
+            self._model = self._runner.predictor.factory()
+        version, weights = board.read()
+        self._model.set_weights(weights)
+        self._version = version
+        self.activity.enter(Doing.RUNNING)
+
+    def q_values(self, states: Array) -> Array:
+        """Checked Q ``(1, num_actions)`` for ``(1, *state_shape, history_len)``."""
+        if self._model is not None:
+            self.activity.enter(Doing.PREDICTING)
+            q = read_q(self._model(states), len(states), self.player.num_actions)
+            self.activity.enter(Doing.RUNNING)
+            return q
+        if self._ask is None:
+            raise PredictorError("there is no predictor to ask for Q values")
+        return self._ask(states)
+
+    def draw(self) -> float:
+        """Uniform in [0, 1); drawn in blocks, since single draws cost ten times as much."""
+        if not self._draws:
+            self._draws = self.rng.random(_DRAWS).tolist()
+        return self._draws.pop()
+
+    def draw_action(self) -> int:
+        """Uniform over the actions."""
+        if not self._action_draws:
+            self._action_draws = self.rng.integers(
+                self.player.num_actions, size=_DRAWS
+            ).tolist()
+        return self._action_draws.pop()
+
+    def close(self) -> None:
+        """Close the player, once."""
+        self.activity.enter(Doing.CLOSING)
+        self.player.close()
+
+    def _restart(self, seed: int | None) -> None:
+        self.activity.enter(Doing.RESET)
+        observation = self.player.reset(seed)
+        self.activity.enter(Doing.RUNNING)
+        self._history.restart(observation)
+        self.writer.observe(observation, 0)
+
+
+def _seeds(
+    own: int | None, given: np.random.SeedSequence
+) -> list[np.random.SeedSequence]:
+    """Two sequences: for the runner and for the player; `own` replaces the manager's entropy."""
+    if own is not None:
+        given = np.random.SeedSequence(own, spawn_key=given.spawn_key[-1:])
+    key = given.spawn_key
+    return [np.random.SeedSequence(given.entropy, spawn_key=(*key, i)) for i in range(2)]

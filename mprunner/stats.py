@@ -1,0 +1,240 @@
+"""What happened: scores, counts, ages and the time shares of the workers.
+
+Owns the counters (`Recorder`) and the frozen snapshots that users read. Knows nothing of who
+counts: backends tell the recorder, the manager reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A summary of many values, in their own unit; None where there was none.
+
+    Percentiles are read from a histogram with steps of 5 %.
+    """
+
+    count: int = 0
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """One runner's side.
+
+    Attributes:
+        pid: of its process; None where it has none of its own.
+        state: "starting", "running", "restarting", "failed" or "closed".
+        steps: landed in the memory.
+        rows: landed, closing ones included.
+        games: ended.
+        restarts: how often it was replaced.
+        share_player, share_job, share_prediction, share_block: of its time since it started, in
+            [0, 1], spent in the player, waiting for a job, for a prediction, for a free block.
+    """
+
+    pid: int | None
+    state: str
+    steps: int
+    rows: int
+    games: int
+    restarts: int
+    share_player: float
+    share_job: float
+    share_prediction: float
+    share_block: float
+
+
+@dataclass(frozen=True)
+class ManagerStats:
+    """A snapshot of a manager.
+
+    Attributes:
+        steps_asked, steps_landed, steps_lost: since the start; a lost step was executed by a
+            worker that died before its row arrived.
+        outstanding, outstanding_peak: steps asked for and not yet executed; never above
+            ``maximum_staleness``.
+        episodes: games ended since the start.
+        age_s: seconds from the call of ``step()`` to the landing of its row.
+        version: of the newest published weights.
+        version_lag: how many versions behind a row's weights were when it landed -> rows.
+        batch_size, batch_latency_s: of the served predictor's calls; the latency runs from the
+            call of the predictor to the last answer sent.
+        restarts: of all workers.
+        workers: one entry per runner.
+    """
+
+    steps_asked: int
+    steps_landed: int
+    steps_lost: int
+    outstanding: int
+    outstanding_peak: int
+    episodes: int
+    age_s: Distribution
+    version: int
+    version_lag: Mapping[int, int]
+    batch_size: Distribution
+    batch_latency_s: Distribution
+    restarts: int
+    workers: Sequence[WorkerStats] = field(default_factory=tuple)
+
+    def as_dict(self) -> dict[str, float]:
+        """Flat scalars for any logger: ``"age_s/p95"``, ``"worker/0/share_player"``; no None."""
+        flat: dict[str, float] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Distribution):
+                flat.update(_flat(item.name, value))
+            elif isinstance(value, Mapping):
+                flat.update({f"{item.name}/{k}": float(v) for k, v in value.items()})
+            elif item.name == "workers":
+                for i, worker in enumerate(value):
+                    flat.update(_flat(f"worker/{i}", worker))
+            else:
+                flat[item.name] = float(value)
+        return flat
+
+
+def _flat(prefix: str, record: Any) -> dict[str, float]:
+    values = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {
+        f"{prefix}/{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float))
+    }
+
+
+class Histogram:
+    """Counts of positive values in bins that grow by 5 %."""
+
+    _LOG_STEP = math.log(1.05)
+
+    def __init__(self) -> None:
+        self._bins: dict[int, int] = {}
+        self._count = 0
+        self._sum = 0.0
+        self._max = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count `value` (at least 0) `times` times."""
+        key = int(math.log(value) / self._LOG_STEP) if value > 1e-9 else -1000
+        self._bins[key] = self._bins.get(key, 0) + times
+        self._count += times
+        self._sum += value * times
+        if value > self._max:
+            self._max = value
+
+    def summary(self) -> Distribution:
+        """What was counted so far."""
+        if not self._count:
+            return Distribution()
+        return Distribution(
+            self._count,
+            self._sum / self._count,
+            self._percentile(0.50),
+            self._percentile(0.95),
+            self._max,
+        )
+
+    def _percentile(self, share: float) -> float:
+        left = share * self._count
+        for key in sorted(self._bins):
+            left -= self._bins[key]
+            if left <= 0:
+                break
+        value = 0.0 if key <= -1000 else math.exp((key + 0.5) * self._LOG_STEP)
+        return min(value, self._max)
+
+
+class Recorder:
+    """The counters of one manager; every method may be called from any thread.
+
+    Args:
+        num_workers: at least 1.
+
+    Attributes:
+        changed: notified after each landing, loss, failure or start.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.changed = threading.Condition()
+        self.landed = [0] * num_workers
+        self.lost = [0] * num_workers
+        self.rows = [0] * num_workers
+        self.games = [0] * num_workers
+        self.restarts = [0] * num_workers
+        self.age_s = Histogram()
+        self.batch_size = Histogram()
+        self.batch_latency_s = Histogram()
+        self.version = 0
+        self._version_lag: dict[int, int] = {}
+        self._scores: list[float] = []
+
+    def add_block(
+        self,
+        worker: int,
+        num_steps: int,
+        num_rows: int,
+        scores: Sequence[float],
+        ages_s: Sequence[tuple[float, int]],
+        versions: Mapping[int, int],
+    ) -> None:
+        """A block has landed.
+
+        Args:
+            worker: index of the runner.
+            num_steps: transitions in the block.
+            num_rows: rows in it.
+            scores: of the games that ended in it.
+            ages_s: (seconds since it was asked for, steps) of the jobs behind it.
+            versions: of the weights acted with -> steps.
+        """
+        with self.changed:
+            self.landed[worker] += num_steps
+            self.rows[worker] += num_rows
+            self.games[worker] += len(scores)
+            self._scores.extend(scores)
+            for age, times in ages_s:
+                self.age_s.add(age, times)
+            for version, times in versions.items():
+                lag = self.version - version
+                self._version_lag[lag] = self._version_lag.get(lag, 0) + times
+            self.changed.notify_all()
+
+    def add_lost(self, worker: int, num_steps: int) -> None:
+        """Steps that `worker` executed will never arrive."""
+        with self.changed:
+            self.lost[worker] += num_steps
+            self.changed.notify_all()
+
+    def add_restart(self, worker: int, num_lost: int) -> None:
+        """`worker` is replaced; so many of the steps it had executed will never arrive."""
+        with self.changed:
+            self.restarts[worker] += 1
+        self.add_lost(worker, num_lost)
+
+    def add_batch(self, size: int, latency_s: float) -> None:
+        """The served predictor was called with `size` states."""
+        with self.changed:
+            self.batch_size.add(size)
+            self.batch_latency_s.add(latency_s)
+
+    def take_scores(self) -> list[float]:
+        """The scores of the games that ended since the last call."""
+        with self.changed:
+            scores, self._scores = self._scores, []
+            return scores
+
+    def version_lag(self) -> dict[int, int]:
+        """Versions behind -> steps landed with that lag."""
+        with self.changed:
+            return dict(self._version_lag)
