@@ -12,11 +12,15 @@ fail this are the first few after the write head, so those that can be sampled a
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Callable
 
 import numpy as np
 
 from mprunner.experience import CLOSING, Array
-from mprunner.replay.streams import Streams
+from mprunner.replay.streams import Ring, Streams
+
+#: Up to so many new rows a plain loop is faster than a dozen array operations.
+_FEW_ROWS = 64
 
 
 class TransitionIndex:
@@ -26,10 +30,14 @@ class TransitionIndex:
         streams: the rings.
         flags, age: ``(max_size,)`` uint8, fields of the memory's records.
         history_len: frames in a stack.
+
+    Attributes:
+        on_rows: called by `update` before it takes in the rows of these streams.
     """
 
     def __init__(self, streams: Streams, flags: Array, age: Array, history_len: int) -> None:
         num_streams = len(streams)
+        self.on_rows: Callable[[Array], None] | None = None
         self._streams = streams
         self._flags = flags
         self._age = age
@@ -41,6 +49,10 @@ class TransitionIndex:
         self._first = np.zeros(num_streams, np.int64)
         self._counts = np.zeros(num_streams, np.int64)
         self._bounds = np.zeros(num_streams, np.int64)
+        # The same bytes again: single items of these are read faster than those of arrays.
+        self._flag_items = flags.data
+        self._age_items = age.data
+        self._rank_items = self._rank.data
 
     @property
     def nbytes(self) -> int:
@@ -61,14 +73,14 @@ class TransitionIndex:
         count = self.count()
         if not 0 <= order < count:
             raise IndexError(f"transition {order} of a memory that can sample {count}")
-        stream = int(np.searchsorted(self._bounds, order, side="right"))
+        stream = int(self._bounds.searchsorted(order, side="right"))
         target = order - int(self._bounds[stream] - self._counts[stream])
-        ring, rank, first = self._streams.rings[stream], self._rank, int(self._first[stream])
-        base = int(rank[ring.slot(first)])
+        ring, rank, first = self._streams.rings[stream], self._rank_items, int(self._first[stream])
+        offset, cap, base = ring.offset, ring.cap, rank[ring.slot(first)]
         behind = bisect_right(
             range(first, ring.end),
             target,
-            key=lambda row: (int(rank[ring.slot(row)]) - base) & 0xFFFFFFFF,
+            key=lambda row: (rank[offset + row % cap] - base) & 0xFFFFFFFF,
         )
         return stream, first + behind - 1
 
@@ -86,44 +98,83 @@ class TransitionIndex:
             low, high = np.where(right, middle, low), np.where(right, high, middle)
         return stream, low
 
-    def update(self) -> None:
-        """Takes in the rows that have landed since the last call."""
-        dirty = np.flatnonzero(self._streams.ends != self._seen)
-        if not dirty.size:
-            return
-        self._rank_rows(dirty)
-        self._first[dirty] = self._first_whole_rows(dirty)
-        slot = self._streams.offsets[dirty] + self._first[dirty] % self._streams.caps[dirty]
-        self._counts[dirty] = self._last_rank[dirty].astype(np.uint32) - self._rank[slot]
-        np.cumsum(self._counts, out=self._bounds)
+    def stale(self) -> Array:
+        """Streams in which rows have landed since the last `update`, ``(n,)``."""
+        found: Array = (self._streams.ends != self._seen).nonzero()[0]
+        return found
 
-    def _rank_rows(self, dirty: Array) -> None:
-        streams = self._streams
-        end, cap = streams.ends[dirty], streams.caps[dirty]
+    def unseen(self, streams: Array) -> tuple[Array, Array, Array]:
+        """The retained rows of some streams that no `update` has seen as they are now.
+
+        Returns:
+            ``(row, slot, num)``: row numbers and slots, stream by stream, and how many of each.
+        """
+        end, cap = self._streams.ends[streams], self._streams.caps[streams]
         # The last row seen was CLOSING then; it may have become a transition.
-        known = np.maximum(self._seen[dirty] - 1, 0)
-        low = np.maximum(known, end - cap)
+        low = np.maximum(np.maximum(self._seen[streams] - 1, 0), end - cap)
         num = end - low
         stop = np.cumsum(num)
-        start = stop - num
-        row = np.arange(stop[-1]) + np.repeat(low - start, num)
-        slot = row % np.repeat(cap, num) + np.repeat(streams.offsets[dirty], num)
-        transition = (self._flags[slot] & CLOSING) == 0
-        rank = np.cumsum(transition) - transition
-        # Any base serves where no ranked row is retained: only differences are used.
-        rank += np.repeat(self._last_rank[dirty] - rank[start], num)
-        self._rank[slot] = rank
-        self._last_rank[dirty] = rank[stop - 1]
-        self._seen[dirty] = end
+        row = np.arange(stop[-1]) + np.repeat(low - stop + num, num)
+        slot = row % np.repeat(cap, num) + np.repeat(self._streams.offsets[streams], num)
+        return row, slot, num
 
-    def _first_whole_rows(self, dirty: Array) -> Array:
-        streams = self._streams
-        cap = streams.caps[dirty]
-        oldest: Array = np.maximum(streams.ends[dirty] - cap, 0)
-        if not oldest.any() or not self._window.size:
+    def first_rows(self, streams: Array) -> Array:
+        """The oldest row of some streams whose history is still there."""
+        cap = self._streams.caps[streams]
+        oldest: Array = np.maximum(self._streams.ends[streams] - cap, 0)
+        if not self._window.size or not oldest.any():
             return oldest
-        slot = (oldest[:, None] + self._window) % cap[:, None] + streams.offsets[dirty][:, None]
+        offset = self._streams.offsets[streams]
+        slot = (oldest[:, None] + self._window) % cap[:, None] + offset[:, None]
         lacking = self._age[slot] > self._window
         lacking[oldest == 0] = False
         oldest += lacking.sum(axis=1)
         return oldest
+
+    def update(self) -> None:
+        """Takes in the rows that have landed since the last call."""
+        dirty = self.stale()
+        if not dirty.size:
+            return
+        if self.on_rows is not None:
+            self.on_rows(dirty)
+        ends = self._streams.ends
+        if int(ends[dirty].sum() - self._seen[dirty].sum()) + len(dirty) <= _FEW_ROWS:
+            for stream in dirty.tolist():
+                self._take_in_few(self._streams.rings[stream])
+        else:
+            self._take_in_many(dirty)
+        np.cumsum(self._counts, out=self._bounds)
+
+    def _take_in_few(self, ring: Ring) -> None:
+        flags, age, rank = self._flag_items, self._age_items, self._rank_items
+        offset, cap, index = ring.offset, ring.cap, ring.index
+        oldest = max(0, ring.end - cap)
+        before = int(self._last_rank[index])
+        for row in range(max(int(self._seen[index]) - 1, oldest), ring.end):
+            slot = offset + row % cap
+            last = before
+            rank[slot] = before & 0xFFFFFFFF
+            before += not flags[slot] & CLOSING
+        first = oldest
+        while oldest and age[offset + first % cap] > first - oldest:
+            first += 1
+        self._seen[index] = ring.end
+        self._last_rank[index] = last
+        self._first[index] = first
+        self._counts[index] = (last - rank[offset + first % cap]) & 0xFFFFFFFF
+
+    def _take_in_many(self, dirty: Array) -> None:
+        _, slot, num = self.unseen(dirty)
+        stop = np.cumsum(num)
+        transition = (self._flags[slot] & CLOSING) == 0
+        rank = np.cumsum(transition) - transition
+        # Any base serves where no ranked row is retained: only differences are used.
+        rank += np.repeat(self._last_rank[dirty] - rank[stop - num], num)
+        self._rank[slot] = rank
+        self._last_rank[dirty] = rank[stop - 1]
+        self._seen[dirty] = self._streams.ends[dirty]
+        first = self.first_rows(dirty)
+        self._first[dirty] = first
+        slot = self._streams.offsets[dirty] + first % self._streams.caps[dirty]
+        self._counts[dirty] = self._last_rank[dirty].astype(np.uint32) - self._rank[slot]

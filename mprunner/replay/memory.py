@@ -1,37 +1,34 @@
 """`ReplayMemory`: one ring per runner, every observation stored once.
 
-Owns the public class: the lock, the claims on streams, the checks of what comes in. Where rows
-lie is `streams`' business, what can be sampled `index`' and `sampling`'s, what the arrays are
-made of `storage`'s.
+Owns the public class and the half of it that learners see; the writers' half is `intake`'s.
+What can be sampled is `index`' business, what is drawn and copied `sampling`'s and
+`priorities`', files are `mapped`'s.
 """
 
 from __future__ import annotations
 
-import threading
+import os
+from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from mprunner.checks import at_least
 from mprunner.errors import ConfigurationError
-from mprunner.experience import (
-    CLOSING,
-    MAX_HISTORY_LEN,
-    ROW,
-    TERMINATED,
-    Array,
-    Batch,
-    Experience,
-    Rows,
-)
-from mprunner.replay import streams as ring_math
+from mprunner.experience import TERMINATED, Array, Batch
+from mprunner.replay import mapped
+from mprunner.replay.arguments import checked_format
 from mprunner.replay.index import TransitionIndex
-from mprunner.replay.sampling import Gatherer, UniformPicker, whole_number
-from mprunner.replay.storage import Arrays, Format
-from mprunner.replay.streams import OPAQUE_ROW, Ring, Streams
+from mprunner.replay.intake import Intake
+from mprunner.replay.prefetch import Batches
+from mprunner.replay.priorities import Priority, PriorityPicker, checked_beta
+from mprunner.replay.sampling import Gatherer, UniformPicker
+from mprunner.replay.storage import Arrays
+from mprunner.replay.streams import Streams, check_streams
 
 
-class ReplayMemory:
+class ReplayMemory(Intake):
     """A replay memory of ``max_size`` rows for transitions of ``history_len`` stacked frames.
 
     Each runner writes one stream, a ring of its own, so that neighbours in a ring are
@@ -43,8 +40,12 @@ class ReplayMemory:
         state_shape: shape of one observation, 1 to 3 dimensions.
         history_len: frames in a stack, 1 to 255.
         dtype: of an observation: bool, an integer or a float of native byte order.
+        path: of a file that the rows are kept in; made if it is not there. What has landed in
+            it survives when the process is killed. One memory at a time can have it open.
+            Priorities are not kept in it.
         seed: of the sampling; anything that `numpy.random.default_rng` takes.
         num_streams: streams for runners that are used without a manager, see `claim_stream`.
+        priority: samples by priority instead of uniformly.
 
     Attributes:
         writer_lock: held while a block is copied in or a batch out. A thread that holds it may
@@ -52,7 +53,7 @@ class ReplayMemory:
 
     Raises:
         ConfigurationError: an argument cannot work.
-        StorageError: there is less memory than is needed.
+        StorageError: there is less memory or disk than is needed, or the file cannot be used.
     """
 
     def __init__(
@@ -62,31 +63,66 @@ class ReplayMemory:
         history_len: int,
         dtype: npt.DTypeLike = "uint8",
         *,
+        path: str | os.PathLike[str] | None = None,
         seed: Any = None,
         num_streams: int = 1,
+        priority: Priority | None = None,
     ) -> None:
-        self._form = checked_format(max_size, state_shape, history_len, dtype)
-        self._wanted_streams = whole_number(num_streams, "num_streams")
-        ring_math.check_streams(self._wanted_streams, self.max_size, history_len)
-        self.writer_lock = threading.RLock()
-        self._rng = np.random.default_rng(seed)
-        self._claims = 0
-        self._pending = 0
-        self._use(Arrays(self._form), Streams(self.max_size, self._wanted_streams))
+        form = checked_format(max_size, state_shape, history_len, dtype)
+        num_streams = at_least("num_streams", num_streams, 1)
+        check_streams(num_streams, form.max_size, form.history_len)
+        arrays: Arrays | mapped.MappedArrays
+        if path is None:
+            arrays, streams = Arrays(form), Streams(form.max_size, num_streams)
+        else:
+            arrays, streams = mapped.open_for_writing(Path(path), form, num_streams)
+        self._sample_with(seed, priority)
+        super().__init__(form, arrays, streams, num_streams)
 
-    def _use(self, arrays: Arrays, streams: Streams) -> None:
-        self._arrays = arrays
-        self._streams = streams
-        self._state = arrays.state
-        self._meta = arrays.meta
-        self._records = arrays.meta.view(OPAQUE_ROW)
-        self._flags = arrays.meta["flags"]
-        age = arrays.meta["age"]
-        self._index = TransitionIndex(streams, self._flags, age, self.history_len)
-        self._picker = UniformPicker(
-            streams, self._flags, age, self._index, self.history_len
-        )
-        self._gatherer = Gatherer(streams, self._state, self._meta, self.history_len)
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        seed: Any = None,
+        num_streams: int = 1,
+        priority: Priority | None = None,
+    ) -> ReplayMemory:
+        """Reads a memory from a file into RAM; the file is not kept open.
+
+        Args:
+            path: of a file that `save` or ``path=`` made.
+            seed, num_streams, priority: as for a new memory.
+
+        Raises:
+            StorageError: the file is none of ours, or there is not enough memory.
+        """
+        arrays, streams, form = mapped.load(Path(path))
+        memory = cls.__new__(cls)
+        memory._sample_with(seed, priority)
+        num_streams = at_least("num_streams", num_streams, 1)
+        Intake.__init__(memory, form, arrays, streams, num_streams)
+        return memory
+
+    def _sample_with(self, seed: Any, priority: Priority | None) -> None:
+        if priority is not None and not isinstance(priority, Priority):
+            raise ConfigurationError(f"priority must be a Priority or None, found {priority!r}")
+        self._rng = np.random.default_rng(seed)
+        self._priority = priority
+        self._by_priority: PriorityPicker | None = None
+
+    def _use(self, streams: Streams) -> None:
+        super()._use(streams)
+        meta, history_len = self._meta, self.history_len
+        self._index = TransitionIndex(streams, meta["flags"], meta["age"], history_len)
+        self._uniform = UniformPicker(streams, meta, self._index, history_len)
+        self._gatherer = Gatherer(streams, self._state, meta, history_len)
+        if self._by_priority is not None:
+            self._by_priority.deal(streams, self._index)
+        elif self._priority is not None:
+            self._by_priority = PriorityPicker(
+                self._priority, streams, meta, self._index, history_len
+            )
 
     @property
     def max_size(self) -> int:
@@ -113,10 +149,22 @@ class ReplayMemory:
         """Into how many rings the rows are divided now."""
         return len(self._streams)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that grows with ``max_size``: rows, index and priorities."""
+        by_priority = self._by_priority
+        extra = self._index.nbytes + (by_priority.nbytes if by_priority is not None else 0)
+        return self._form.nbytes + extra
+
     def __len__(self) -> int:
         """How many transitions can be sampled now."""
         with self.writer_lock:
+            self._check_open()
             return self._index.count()
+
+    def __bool__(self) -> bool:
+        """True, also when empty: a memory is not a list."""
+        return True
 
     def __repr__(self) -> str:
         return (
@@ -124,158 +172,6 @@ class ReplayMemory:
             f"history_len={self.history_len}, dtype='{self.dtype}', "
             f"num_streams={self.num_streams})"
         )
-
-    def open_streams(self, num_streams: int) -> None:
-        """Claims all streams, one per runner; a manager calls it at its start.
-
-        What the memory holds is kept, and dealt to the new streams if their number changes.
-
-        Args:
-            num_streams: how many.
-
-        Raises:
-            ConfigurationError: they are claimed already, or the memory is too small for them.
-        """
-        num_streams = whole_number(num_streams, "num_streams")
-        ring_math.check_streams(num_streams, self.max_size, self.history_len)
-        with self.writer_lock:
-            if self._claims:
-                raise ConfigurationError(
-                    f"{self._claims} stream(s) of this memory are in use by another manager or "
-                    f"by runners of their own; close it first, or give each its own memory"
-                )
-            self._deal(num_streams)
-            self._claims = num_streams
-
-    def close_streams(self) -> None:
-        """Gives the claimed streams up; unfinished episodes end as truncated."""
-        with self.writer_lock:
-            self._seal_all()
-            self._claims = 0
-
-    def claim_stream(self) -> int:
-        """Claims one stream, for a runner that is used without a manager.
-
-        Returns:
-            The number of a stream that nobody else writes.
-
-        Raises:
-            ConfigurationError: all are taken.
-        """
-        with self.writer_lock:
-            if not self._claims:
-                self._deal(self._wanted_streams)
-            if self._claims >= len(self._streams):
-                raise ConfigurationError(
-                    f"all {len(self._streams)} stream(s) of this memory are taken; make it "
-                    f"with num_streams= as many runners as will use it without a manager"
-                )
-            self._claims += 1
-            return self._claims - 1
-
-    def extend(self, stream: int, rows: Rows, scores: Sequence[float] = ()) -> None:
-        """Takes in one block of a stream.
-
-        Args:
-            stream: which, in ``[0, num_streams)``.
-            rows: consecutive rows, at least one; the last is CLOSING. If the stream's newest
-                row is provisional, the first of these holds the same observation, and takes
-                its place. Of a block longer than the stream's ring the newest rows are kept.
-            scores: of the games that ended in this block.
-
-        Raises:
-            ConfigurationError: no such stream, or rows of another shape or dtype.
-        """
-        state, meta = rows.state, rows.meta
-        if state.dtype != self._state.dtype or state.shape[1:] != self._state.shape[1:]:
-            self._refuse_rows(state)
-        with self.writer_lock:
-            if not 0 <= stream < len(self._streams.rings):
-                raise ConfigurationError(
-                    f"stream {stream} of a memory that has {len(self._streams)}"
-                )
-            ring = self._streams.rings[stream]
-            self._land(ring, state, meta.view(OPAQUE_ROW), rows.provisional, scores)
-
-    def _land(
-        self, ring: Ring, state: Array, records: Array, provisional: bool, scores: Any = ()
-    ) -> None:
-        end = ring_math.copy_block(ring, self._state, self._records, state, records)
-        ring.provisional = provisional
-        if scores:
-            ring.add_scores(scores)
-        self._streams.set_end(ring, end)
-
-    def seal(self, stream: int) -> None:
-        """Ends a stream's unfinished episode as truncated; its writer is gone.
-
-        The newest row stays as the final observation of the last transition. Does nothing if
-        no episode is unfinished.
-
-        Raises:
-            ConfigurationError: no such stream.
-        """
-        if not 0 <= stream < len(self._streams):
-            raise ConfigurationError(
-                f"stream {stream} of a memory that has {len(self._streams)}"
-            )
-        with self.writer_lock:
-            self._seal(self._streams.rings[stream])
-
-    def _seal(self, ring: Ring) -> None:
-        if ring.provisional:
-            ring_math.close_unfinished(ring, self._flags)
-            ring.provisional = False
-
-    def _seal_all(self) -> None:
-        for ring in self._streams.rings:
-            self._seal(ring)
-
-    def _deal(self, num_streams: int) -> None:
-        self._seal_all()
-        if num_streams == len(self._streams):
-            return
-        if self._streams.ends.any():
-            raise ConfigurationError("the memory holds rows of another number of streams")
-        self._use(self._arrays, Streams(self.max_size, num_streams))
-
-    def append(self, exp: Experience) -> None:
-        """Stores one step, as the original does.
-
-        It can be sampled once its successor has arrived; a terminal one at once (what follows
-        it is unknown, and stored as zeros).
-
-        Raises:
-            ConfigurationError: an unusable item, or the memory's streams are claimed.
-        """
-        state = self._checked_state(exp.state)
-        action, reward = checked_step(exp)
-        with self.writer_lock:
-            if self._claims:
-                raise ConfigurationError(
-                    "append() cannot be mixed with runners: the memory's streams are claimed"
-                )
-            self._deal_for_append()
-            ring = self._streams.rings[0]
-            goes_on = ring.provisional
-            rows = np.zeros(3, ROW)
-            age = 0
-            if goes_on:
-                slot = ring.slot(ring.end - 1)
-                rows[0] = self._meta[slot]
-                rows["flags"][0] = 0
-                age = min(int(rows["age"][0]) + 1, self.history_len - 1)
-            flags = TERMINATED if exp.isOver else CLOSING
-            rows[1] = (action, reward, 0, flags, age)
-            rows[2] = (0, 0, 0, CLOSING, min(age + 1, self.history_len - 1))
-            states = np.zeros((3, *self.state_shape), self.dtype)
-            states[1] = state
-            part = slice(0 if goes_on else 1, 3 if exp.isOver else 2)
-            self._land(ring, states[part], rows[part].view(OPAQUE_ROW), not exp.isOver)
-
-    def _deal_for_append(self) -> None:
-        if len(self._streams) != 1:
-            self._deal(1)
 
     def sample(self, idx: int) -> tuple[Array, float, int, bool]:
         """The ``idx``-th transition that can be sampled: streams end to end, oldest first.
@@ -294,10 +190,10 @@ class ReplayMemory:
             IndexError: outside.
         """
         with self.writer_lock:
+            self._check_open()
             stream, row = self._index.find(int(idx))
-            slot = self._streams.rings[stream].slot(row)
-            frames = self._gatherer.frames(slot, stream)
-            meta = self._meta[slot]
+            frames = self._gatherer.frames(stream, row)
+            meta = self._meta[self._streams.rings[stream].slot(row)]
             return (
                 np.moveaxis(frames, 0, -1),
                 float(meta["reward"]),
@@ -311,14 +207,19 @@ class ReplayMemory:
         *,
         n_step: int = 1,
         discount: float = 0.99,
+        beta: float | None = None,
         out: Batch | None = None,
     ) -> Batch:
-        """Draws transitions, uniformly and with replacement, and copies them out in one gather.
+        """Draws transitions with replacement and copies them out in one gather.
+
+        Each transition is drawn uniformly, or, if the memory was made with ``priority=``, in
+        proportion to its priority.
 
         Args:
-            batch_size: how many.
+            batch_size: how many; no more than can be sampled.
             n_step: rewards that are summed up per transition; see `Batch`.
             discount: per step, in [0, 1].
+            beta: in [0, 1], of the importance weights; by default that of ``priority=``.
             out: a batch of the same sizes to overwrite, instead of a new one.
 
         Returns:
@@ -328,13 +229,90 @@ class ReplayMemory:
             NotEnoughRows: fewer than ``batch_size`` transitions can be sampled.
             ConfigurationError: an argument cannot work.
         """
-        batch_size = whole_number(batch_size, "batch_size")
-        n_step = whole_number(n_step, "n_step")
+        batch_size = at_least("batch_size", batch_size, 1)
+        n_step = at_least("n_step", n_step, 1)
         if not 0 <= discount <= 1:
             raise ConfigurationError(f"discount must be in [0, 1], found {discount!r}")
+        if beta is not None:
+            self._prioritised()
+            checked_beta(beta)
         with self.writer_lock:
-            picked = self._picker.pick(batch_size, self._rng)
+            self._check_open()
+            if self._by_priority is None:
+                picked = self._uniform.pick(batch_size, self._rng)
+            else:
+                picked = self._by_priority.pick(batch_size, self._rng, beta)
             return self._gatherer.batch(picked, n_step, discount, out)
+
+    def update_priorities(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
+        """Gives transitions new priorities, commonly the size of their TD errors.
+
+        Args:
+            indices: ``(N,)`` as in `Batch.indices`. Those overwritten since are ignored.
+            priorities: ``(N,)`` finite, not negative.
+
+        Raises:
+            ConfigurationError: the memory is not prioritised, or a priority is unusable.
+        """
+        with self.writer_lock:
+            self._check_open()
+            self._prioritised().update(np.asarray(indices), np.asarray(priorities))
+
+    def batches(self, batch_size: int, prefetch: int = 2, **options: Any) -> Batches:
+        """An endless iterator over batches that gathers ahead in a thread.
+
+        Args:
+            batch_size: as for `sample_batch`.
+            prefetch: how many batches may wait, at least 1.
+            options: as for `sample_batch`, but no ``out``.
+
+        Returns:
+            An iterator to use in ``with`` or to `close`.
+        """
+        if "out" in options:
+            raise ConfigurationError("batches() makes each batch anew; out= cannot be given")
+        prefetch = at_least("prefetch", prefetch, 1)
+        return Batches(lambda: self.sample_batch(batch_size, **options), prefetch)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a copy to a file, atomically: ``path`` is as before, or whole.
+
+        Writers may go on meanwhile; what they add is not in the file, and what they overwrite
+        neither.
+
+        Raises:
+            StorageError: there is no space, or another memory has this file open.
+        """
+        mapped.save(Path(path), self._form, self._snapshot, self.writer_lock)
+
+    def _snapshot(self) -> tuple[Arrays | mapped.MappedArrays, Streams]:
+        self._check_open()
+        return self._arrays, self._streams
+
+    def flush(self) -> None:
+        """Waits until a memory in a file is on the disk; no need for it but a power failure."""
+        with self.writer_lock:
+            self._check_open()
+            if isinstance(self._arrays, mapped.MappedArrays):
+                self._arrays.flush()
+
+    def close(self) -> None:
+        """Gives up the streams and the file, or the RAM. Safe to call twice."""
+        with self.writer_lock:
+            if self._closed:
+                return
+            self.close_streams()
+            self._closed = True
+            if isinstance(self._arrays, mapped.MappedArrays):
+                self._arrays.close()
+            del self._arrays, self._state, self._meta, self._records, self._counters
+            del self._index, self._uniform, self._gatherer, self._by_priority
+
+    def __enter__(self) -> ReplayMemory:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -342,73 +320,10 @@ class ReplayMemory:
             "or give runners a stream of it"
         )
 
-    def _refuse_rows(self, state: Array) -> None:
-        raise ConfigurationError(
-            f"rows of shape {state.shape[1:]} and dtype {state.dtype} for a memory of "
-            f"{self.state_shape} and {self.dtype}"
-        )
-
-    def _checked_state(self, state: Any) -> Array:
-        found = np.asarray(state)
-        if found.shape != self.state_shape:
+    def _prioritised(self) -> PriorityPicker:
+        if self._priority is None:
             raise ConfigurationError(
-                f"a state of shape {found.shape} for a memory of shape {self.state_shape}"
+                "this memory samples uniformly; make it with priority=Priority() to prioritise"
             )
-        if np.can_cast(found.dtype, self.dtype, "safe"):
-            return found
-        if found.dtype.kind in "iu" and self.dtype.kind in "iu":
-            cast = found.astype(self.dtype)
-            if np.array_equal(cast, found):
-                return cast
-        raise ConfigurationError(
-            f"a state of dtype {found.dtype} cannot be stored in a memory of dtype "
-            f"{self.dtype} without changing it; convert it, or make the memory with dtype="
-        )
-
-
-def checked_format(
-    max_size: int, state_shape: Sequence[int], history_len: int, dtype: npt.DTypeLike
-) -> Format:
-    """Checks the arguments that fix what rows look like.
-
-    Raises:
-        ConfigurationError: one of them cannot work.
-    """
-    max_size = whole_number(max_size, "max_size")
-    history_len = whole_number(history_len, "history_len")
-    if history_len > MAX_HISTORY_LEN:
-        raise ConfigurationError(
-            f"history_len must be in 1..{MAX_HISTORY_LEN}, found {history_len}"
-        )
-    try:
-        shape = tuple(whole_number(size, "each size in state_shape") for size in state_shape)
-    except TypeError:
-        raise ConfigurationError(f"state_shape must be a tuple, found {state_shape!r}") from None
-    if not 1 <= len(shape) <= 3:
-        raise ConfigurationError(f"state_shape must have 1 to 3 dimensions, found {shape}")
-    try:
-        kind = np.dtype(dtype)
-    except TypeError:
-        raise ConfigurationError(f"dtype {dtype!r} is not one that numpy knows") from None
-    if kind.kind not in "biuf" or not kind.isnative:
-        raise ConfigurationError(
-            f"dtype must be bool, an integer or a float of native byte order, found {kind!r}"
-        )
-    return Format(max_size, shape, history_len, kind)
-
-
-def checked_step(exp: Experience) -> tuple[int, float]:
-    """The action and reward of an `Experience`.
-
-    Raises:
-        ConfigurationError: they cannot be stored.
-    """
-    try:
-        action, reward = int(exp.action), float(exp.reward)
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"action and reward must be numbers, found {exp.action!r} and {exp.reward!r}"
-        ) from None
-    if action != exp.action or not -(2**31) <= action < 2**31:
-        raise ConfigurationError(f"action must be an int32, found {exp.action!r}")
-    return action, reward
+        assert self._by_priority is not None
+        return self._by_priority

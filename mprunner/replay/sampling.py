@@ -1,13 +1,12 @@
 """From rows to batches: which transitions are drawn, and the one gather that copies them.
 
-Owns the drawing and the gather. Knows the rings and the index; nothing of locks (the caller
-holds the memory's), threads or files.
+Owns the uniform drawing and the gather. Knows the rings and the index; nothing of locks (the
+caller holds the memory's), threads or files.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,31 +15,33 @@ from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Array, Batch
 from mprunner.replay.index import TransitionIndex
 from mprunner.replay.streams import Streams
 
+#: After so many rounds the index finds what has not been drawn yet.
 _ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Picked:
-    """Transitions that were drawn, ``(B,)`` each: their slot and where their ring lies."""
+class Picked(NamedTuple):
+    """Transitions that were drawn: ``(B,)`` stream and row number; ``weights`` None if all 1."""
 
-    slot: Array
     stream: Array
+    row: Array
+    weights: Array | None = None
 
 
 class UniformPicker:
-    """Draws transitions with equal probability, independently, with replacement."""
+    """Draws transitions with equal probability, independently, with replacement.
+
+    Args:
+        streams: the rings.
+        meta: ``(max_size,)`` records of dtype `ROW`.
+        index: of the same rings.
+        history_len: frames in a stack.
+    """
 
     def __init__(
-        self,
-        streams: Streams,
-        flags: Array,
-        age: Array,
-        index: TransitionIndex,
-        history_len: int,
+        self, streams: Streams, meta: Array, index: TransitionIndex, history_len: int
     ) -> None:
         self._streams = streams
-        self._flags = flags
-        self._age = age
+        self._meta = meta
         self._index = index
         self._counted = 0
         self._counted_ends = 0
@@ -57,106 +58,141 @@ class UniformPicker:
         """
         self._check_enough(num)
         streams = self._streams
-        held = np.minimum(streams.ends, streams.caps)
-        bounds = np.cumsum(held)
-        slots, owners, missing = [], [], num
+        oldest = np.maximum(streams.ends - streams.caps, 0)
+        bounds = np.cumsum(streams.ends - oldest)
+        parts, missing = [], num
         for _ in range(_ROUNDS):
-            draw = rng.integers(0, bounds[-1], size=missing + missing // 4 + 4)
-            stream = np.searchsorted(bounds, draw, side="right")
-            place = draw - (bounds - held)[stream]
-            slot = place + streams.offsets[stream]
-            accepted = np.flatnonzero(self._can_be_sampled(slot, stream, place))[:missing]
-            slots.append(slot[accepted])
-            owners.append(stream[accepted])
-            missing -= len(accepted)
+            # 53 random bits a draw: the chances of two of 2 ** 20 rows differ by 1 in 2 ** 33.
+            draw = (rng.random(missing + missing // 8 + 1) * bounds[-1]).astype(np.int64)
+            parts.append(self._accepted(draw, oldest, bounds, missing))
+            missing -= len(parts[-1].row)
             if not missing:
                 break
         else:
-            stream, row = self._index.find_many(
-                rng.integers(0, self._index.count(), size=missing)
-            )
-            slots.append(streams.offsets[stream] + row % streams.caps[stream])
-            owners.append(stream)
-        if len(slots) == 1:
-            return Picked(slots[0], owners[0])
-        return Picked(np.concatenate(slots), np.concatenate(owners))
+            order = rng.integers(0, self._index.count(), size=missing)
+            parts.append(Picked(*self._index.find_many(order)))
+        if len(parts) == 1:
+            return parts[0]
+        return Picked(
+            np.concatenate([part.stream for part in parts]),
+            np.concatenate([part.row for part in parts]),
+        )
 
-    def _can_be_sampled(self, slot: Array, stream: Array, place: Array) -> Array:
-        cap = self._streams.caps[stream]
-        oldest = np.maximum(self._streams.ends[stream] - cap, 0)
-        whole = self._age[slot] <= (place - oldest) % cap
-        accepted: Array = whole & ((self._flags[slot] & CLOSING) == 0)
-        return accepted
+    def _accepted(self, draw: Array, oldest: Array, bounds: Array, most: int) -> Picked:
+        streams = self._streams
+        stream = bounds.searchsorted(draw, side="right")
+        # Counted from the oldest row of the stream, so also how much history there is.
+        distance = draw - (bounds - streams.ends + oldest).take(stream)
+        row = distance + oldest.take(stream)
+        slot = row % streams.caps.take(stream)
+        slot += streams.offsets.take(stream)
+        meta = self._meta.take(slot)
+        fits = meta["age"] <= distance
+        fits &= meta["flags"] < CLOSING
+        good = fits.nonzero()[0][:most]
+        return Picked(stream.take(good), row.take(good))
 
     def _check_enough(self, num: int) -> None:
         # A row that lands can take one transition away, and the write head of a ring a few
         # more; so the index need not be asked each time.
-        written = int(self._streams.ends.sum()) - self._counted_ends
-        if self._counted - written - self._blocked >= num:
+        ends = int(self._streams.ends.sum())
+        if self._counted - (ends - self._counted_ends) - self._blocked >= num:
             return
         self._counted = self._index.count()
-        self._counted_ends = int(self._streams.ends.sum())
-        if self._counted < num:
-            raise NotEnoughRows(
-                f"{num} transitions were asked for, and the replay memory can sample "
-                f"{self._counted} so far: collect more before sampling"
-            )
+        self._counted_ends = ends
+        check_enough(num, self._counted)
 
 
 class Gatherer:
-    """Copies transitions out of the memory's arrays into batches."""
+    """Copies transitions out of the memory's arrays into batches.
+
+    Args:
+        streams: the rings.
+        state: ``(max_size, *state_shape)``.
+        meta: ``(max_size,)`` records of dtype `ROW`.
+        history_len: frames in a stack.
+    """
 
     def __init__(self, streams: Streams, state: Array, meta: Array, history_len: int) -> None:
         self._streams = streams
         self._state = state
-        self._rows_of_bytes = state.reshape(len(state), -1)
+        self._flat_state = state.reshape(len(state), -1)
         self._meta = meta
-        self._flags = meta["flags"]
         self._history_len = history_len
+        self._lags = np.arange(1 - history_len, 1)
+        self._positions = np.arange(history_len)
+        self._one_step = np.arange(1 - history_len, 2)
 
-    def frames(self, slot: int, stream: int) -> Array:
+    def frames(self, stream: int, row: int) -> Array:
         """``(history_len + 1, *state_shape)``: the stack of a row and its successor, copied."""
-        history_len = self._history_len
         ring = self._streams.rings[stream]
-        places = (slot - ring.offset + np.arange(1 - history_len, 2)) % ring.cap
-        frames = self._state[places + ring.offset]
-        frames[: history_len - 1 - int(self._meta["age"][slot])] = 0
+        frames: Array = self._state[(row + self._one_step) % ring.cap + ring.offset]
+        frames[: self._history_len - 1 - int(self._meta["age"][ring.slot(row)])] = 0
         return frames
 
-    def batch(
-        self, picked: Picked, n_step: int, discount: float, out: Batch | None
-    ) -> Batch:
+    def batch(self, picked: Picked, n_step: int, discount: float, out: Batch | None) -> Batch:
         """Gathers a batch; see `ReplayMemory.sample_batch`."""
-        batch = self._room_for(len(picked.slot), n_step, out)
-        streams, slot = self._streams, picked.slot
-        offset, cap = streams.offsets[picked.stream], streams.caps[picked.stream]
-        place = slot - offset
-        meta = self._meta[slot]
-        self._gather(batch, meta["age"], place, offset, cap)
-        batch.action[:] = meta["action"]
-        batch.version[:] = meta["version"]
-        batch.reward[:] = meta["reward"]
-        batch.terminated[:] = meta["flags"] & TERMINATED
-        batch.truncated[:] = meta["flags"] & TRUNCATED
-        batch.discount[:] = np.where(batch.terminated, 0, discount)
-        end = streams.ends[picked.stream]
-        row = end - 1 - (end - 1 - place) % cap
-        batch.indices[:] = streams.names(slot, row, cap)
-        batch.weights[:] = 1
+        batch = self._room_for(len(picked.row), n_step, out)
+        cap = self._streams.caps.take(picked.stream)
+        offset = self._streams.offsets.take(picked.stream)
+        meta = self._meta.take(picked.row % cap + offset)
+        age = meta["age"]
+        batch.action[...] = meta["action"]
+        batch.version[...] = meta["version"]
+        if n_step == 1:
+            batch.reward[...] = meta["reward"]
+            np.multiply(_ends(batch, meta["flags"]), discount, out=batch.discount)
+            self._gather(batch.frames, self._slots(picked.row, self._one_step, cap, offset))
+            self._blank(batch.frames, age)
+        else:
+            self._many_steps(batch, picked.row, cap, offset, age, n_step, discount)
+        batch.indices[...] = self._streams.names(picked.stream, picked.row)
+        batch.weights[...] = 1 if picked.weights is None else picked.weights
         return batch
 
-    def _gather(
-        self, batch: Batch, age: Array, place: Array, offset: Array, cap: Array
+    def _many_steps(
+        self,
+        batch: Batch,
+        row: Array,
+        cap: Array,
+        offset: Array,
+        age: Array,
+        n_step: int,
+        discount: float,
     ) -> None:
-        history_len = self._history_len
-        rows = place[:, None] + np.arange(1 - history_len, 2)
-        rows %= cap[:, None]
-        rows += offset[:, None]
-        flat = batch.frames.reshape(rows.size, -1)
+        n_step = min(n_step, int(cap.max()))
+        steps = np.arange(n_step + 1)
+        meta = self._meta[self._slots(row, steps, cap, offset)]
+        # Where an episode ends, and where a stream does, a CLOSING row follows.
+        closing = meta["flags"][:, 1:] >= CLOSING
+        used = np.where(closing.any(axis=1), closing.argmax(axis=1) + 1, n_step)
+        counts = steps[:-1] < used[:, None]
+        rewards = np.where(counts, meta["reward"][:, :-1], 0).astype(np.float64)
+        batch.reward[...] = rewards @ (discount ** steps[:-1].astype(np.float64))
+        going_on = _ends(batch, meta["flags"][np.arange(len(row)), used - 1])
+        batch.discount[...] = going_on * discount**used
+        slots = [self._slots(r, self._lags, cap, offset) for r in (row, row + used)]
+        self._gather(batch.frames, np.concatenate(slots, axis=1))
+        self._blank(batch.frames[:, : self._history_len], age)
+        self._blank(batch.frames[:, self._history_len :], age + used)
+
+    @staticmethod
+    def _slots(row: Array, lags: Array, cap: Array, offset: Array) -> Array:
+        slots: Array = row[:, None] + lags
+        slots %= cap[:, None]
+        slots += offset[:, None]
+        return slots
+
+    def _gather(self, frames: Array, slots: Array) -> None:
+        flat = frames.reshape(slots.size, -1)
         # mode: the slots are right; "raise" would gather into a buffer first.
-        np.take(self._rows_of_bytes, rows.reshape(-1), axis=0, out=flat, mode="clip")
-        if history_len > 1 and int(age.min()) < history_len - 1:
-            batch.frames[:, :-1][np.arange(history_len) < (history_len - 1 - age)[:, None]] = 0
+        np.take(self._flat_state, slots.reshape(-1), axis=0, out=flat, mode="clip")
+
+    def _blank(self, frames: Array, age: Array) -> None:
+        history_len = self._history_len
+        if int(age.min()) < history_len - 1:
+            before = self._positions < history_len - 1 - age.astype(np.int64)[:, None]
+            frames[:, :history_len][before] = 0
 
     def _room_for(self, batch_size: int, n_step: int, out: Batch | None) -> Batch:
         num_frames = self._history_len + 1 if n_step == 1 else 2 * self._history_len
@@ -172,8 +208,21 @@ class Gatherer:
         return out
 
 
-def whole_number(value: Any, name: str, least: int = 1) -> int:
-    """Checks an argument that counts something."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigurationError(f"{name} must be an integer of at least {least}, found {value!r}")
-    return int(value)
+def _ends(batch: Batch, flags: Array) -> Array:
+    """Sets a batch's two kinds of end; returns where there is something to bootstrap."""
+    batch.terminated[...] = flags & TERMINATED
+    batch.truncated[...] = flags & TRUNCATED
+    return ~batch.terminated
+
+
+def check_enough(num: int, count: int) -> None:
+    """Refuses to draw more transitions than there are.
+
+    Raises:
+        NotEnoughRows: ``count`` is less than ``num``.
+    """
+    if count < num:
+        raise NotEnoughRows(
+            f"{num} transitions were asked for, and the replay memory can sample {count} so "
+            f"far: collect more before sampling"
+        )

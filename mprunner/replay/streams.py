@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mprunner.errors import ConfigurationError
-from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Array
+from mprunner.experience import Array
 
 #: A row's record as 16 opaque bytes: numpy copies these at once, structured ones field by field.
 OPAQUE_ROW = np.dtype("V16")
@@ -62,17 +62,17 @@ class Streams:
     Attributes:
         rings: one `Ring` per stream.
         offsets, caps, ends: ``(num_streams,)`` int64, the rings' fields.
-        first_lap: added to the laps of rows in their names, so that a name is never used twice.
+        first_name: the names of rows start here, so that none is used twice in a memory's life.
     """
 
-    def __init__(self, max_size: int, num_streams: int, first_lap: int = 0) -> None:
+    def __init__(self, max_size: int, num_streams: int, first_name: int = 0) -> None:
         size, longer = divmod(max_size, num_streams)
         self.max_size = max_size
         self.caps = np.full(num_streams, size, np.int64)
         self.caps[:longer] += 1
         self.offsets = np.cumsum(self.caps) - self.caps
         self.ends = np.zeros(num_streams, np.int64)
-        self.first_lap = first_lap
+        self.first_name = first_name
         self.rings = [
             Ring(index, int(offset), int(cap))
             for index, (offset, cap) in enumerate(zip(self.offsets, self.caps))
@@ -86,21 +86,35 @@ class Streams:
         ring.end = end
         self.ends[ring.index] = end
 
-    def names(self, slot: Array, row: Array, cap: Array) -> Array:
-        """The lasting names of rows: no two rows of a memory's life share one."""
-        return (self.first_lap + row // cap) * self.max_size + slot
+    def names(self, stream: Array, row: Array) -> Array:
+        """Lasting names of rows."""
+        names = row * len(self.rings)
+        names += stream
+        names += self.first_name
+        return names
 
-    def slots_of_names(self, names: Array) -> tuple[Array, Array]:
-        """The slots of rows given by name, and which of these still hold that row."""
-        lap, slot = np.divmod(names, self.max_size)
-        stream = self.stream_of_slot(slot)
-        cap, end = self.caps[stream], self.ends[stream]
-        row = (lap - self.first_lap) * cap + slot - self.offsets[stream]
-        return slot, (lap >= self.first_lap) & (row < end) & (row >= end - cap)
+    def next_name(self) -> int:
+        """A name behind those of all rows that were ever written."""
+        return self.first_name + (int(self.ends.max()) + 1) * len(self.rings)
 
-    def stream_of_slot(self, slot: Array) -> Array:
-        """Which stream's region a slot lies in."""
-        return np.searchsorted(self.offsets, slot, side="right") - 1
+    def rows_of_names(self, names: Array) -> tuple[Array, Array]:
+        """The stream and row behind each name, without those whose row is gone.
+
+        Returns:
+            ``(slots, kept)``: the slots of the rows still there, and where in ``names`` they are.
+        """
+        row, stream = np.divmod(names - self.first_name, len(self.rings))
+        end, cap = self.ends[stream], self.caps[stream]
+        kept = np.flatnonzero((row >= 0) & (row < end) & (row >= end - cap))
+        row, stream = row[kept], stream[kept]
+        return self.offsets[stream] + row % self.caps[stream], kept
+
+    def rows_of_slots(self, slot: Array) -> tuple[Array, Array]:
+        """The stream and the newest row of each slot; every slot must have been written."""
+        stream = np.searchsorted(self.offsets, slot, side="right") - 1
+        newest = self.ends[stream] - 1
+        row = newest - (newest - slot + self.offsets[stream]) % self.caps[stream]
+        return stream, row
 
 
 def smallest_size(num_streams: int, history_len: int) -> int:
@@ -158,13 +172,3 @@ def _copy_wrapped(ring: Ring, target: Array, source: Array, first: int) -> None:
     head = min(len(source), ring.cap - low)
     target[ring.offset + low : ring.offset + low + head] = source[:head]
     target[ring.offset : ring.offset + len(source) - head] = source[head:]
-
-
-def close_unfinished(ring: Ring, flags: Array) -> None:
-    """Ends the unfinished episode at the head of a ring: its last transition is truncated."""
-    before = ring.end - 2
-    if not ring.provisional or before < max(0, ring.end - ring.cap):
-        return
-    slot = ring.slot(before)
-    if not flags[slot] & (CLOSING | TERMINATED | TRUNCATED):
-        flags[slot] |= TRUNCATED

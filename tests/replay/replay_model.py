@@ -141,7 +141,7 @@ def assert_batch(batch, memory, writers, n_step, discount, picks) -> None:
         assert_stack(batch.state[i], want.state, memory)
         assert_stack(batch.next_state[i], want.next_state, memory)
         assert batch.action[i] == want.action
-        assert batch.reward[i] == np.float32(want.reward)
+        np.testing.assert_allclose(batch.reward[i], want.reward, rtol=1e-6, atol=1e-6)
         assert batch.terminated[i] == want.terminated
         assert batch.truncated[i] == want.truncated
         assert batch.discount[i] == np.float32(want.discount)

@@ -1,0 +1,213 @@
+"""Prioritised sampling, proportional: Schaul et al., "Prioritized Experience Replay", 2016.
+
+Owns the priorities and the tree of their sums. Knows the rings and the index; nothing of locks
+(the caller holds the memory's), batches or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mprunner.errors import ConfigurationError
+from mprunner.experience import CLOSING, Array
+from mprunner.replay.index import TransitionIndex
+from mprunner.replay.sampling import Picked, check_enough
+from mprunner.replay.streams import Streams
+
+_FAN_OUT = 64
+
+
+@dataclass(frozen=True)
+class Priority:
+    """How a memory prioritises; the names are those of the paper.
+
+    Attributes:
+        alpha: in [0, 1]: a transition of priority ``p`` is drawn in proportion to
+            ``(p + epsilon) ** alpha``; 0 is uniform.
+        beta: in [0, 1]: how far the importance weights make up for it, if `sample_batch` is not
+            told otherwise; 1 fully.
+        epsilon: positive; keeps transitions of priority 0 in play.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigurationError(f"alpha must be in [0, 1], found {self.alpha!r}")
+        if not 0 < self.epsilon < float("inf"):
+            raise ConfigurationError(f"epsilon must be positive, found {self.epsilon!r}")
+        checked_beta(self.beta)
+
+
+def checked_beta(beta: float) -> float:
+    """``beta`` if it is in [0, 1].
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if not 0 <= beta <= 1:
+        raise ConfigurationError(f"beta must be in [0, 1], found {beta!r}")
+    return beta
+
+
+class SumTree:
+    """Weights of slots, and sums over 64 of them, over 64 of those, and so on.
+
+    Sums are always made anew from what they sum, so no rounding piles up.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._levels: list[Array] = []
+        while True:
+            padded = -(-size // _FAN_OUT) * _FAN_OUT
+            self._levels.append(np.zeros(padded))
+            size = padded // _FAN_OUT
+            if size <= _FAN_OUT:
+                break
+        self._top = np.zeros(size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tree."""
+        return int(sum(level.nbytes for level in self._levels) + self._top.nbytes)
+
+    def get(self, slots: Array) -> Array:
+        """``(N,)`` float64."""
+        weights: Array = self._levels[0][slots]
+        return weights
+
+    def set(self, slots: Array, weights: Array | float) -> None:
+        """Gives slots new weights; of a slot that comes twice the last one counts."""
+        self._levels[0][slots] = weights
+        nodes = slots
+        for level, above in zip(self._levels, [*self._levels[1:], self._top]):
+            nodes = np.unique(nodes // _FAN_OUT)
+            above[nodes] = level.reshape(-1, _FAN_OUT)[nodes].sum(axis=1)
+
+    def find(self, shares: Array) -> Array:
+        """Slots in proportion to their weights.
+
+        Args:
+            shares: ``(N,)`` float64 in [0, 1), of the total weight, which is not 0.
+
+        Returns:
+            ``(N,)`` int64: for each share the slot whose weight it falls on; never one of
+            weight 0.
+        """
+        bounds = np.cumsum(self._top)
+        rest = np.minimum(shares * bounds[-1], np.nextafter(bounds[-1], 0))
+        node: Array = bounds.searchsorted(rest, side="right")
+        rest = rest - (bounds - self._top)[node]
+        for level in reversed(self._levels):
+            weights = level.reshape(-1, _FAN_OUT)[node]
+            bounds = np.cumsum(weights, axis=1)
+            # Sums are rounded: what is left may lie a little outside of the node.
+            last = np.nextafter(bounds[:, -1], 0)
+            rest = np.clip(rest, 0, last)
+            child = (bounds <= rest[:, None]).sum(axis=1)
+            before = np.arange(len(node)), np.maximum(child - 1, 0)
+            rest = rest - np.where(child > 0, bounds[before], 0)
+            node = node * _FAN_OUT + child
+        return node
+
+
+class PriorityPicker:
+    """Draws transitions in proportion to their priorities, one from each equal share.
+
+    A transition enters with the largest priority that was ever given; one that can no longer
+    be sampled has weight 0. Both happen when the index takes in new rows.
+
+    Args:
+        config: how to prioritise.
+        streams: the rings.
+        meta: ``(max_size,)`` records of dtype `ROW`.
+        index: of the same rings; it must have seen no rows yet.
+        history_len: frames in a stack.
+    """
+
+    def __init__(
+        self,
+        config: Priority,
+        streams: Streams,
+        meta: Array,
+        index: TransitionIndex,
+        history_len: int,
+    ) -> None:
+        self._config = config
+        self._flags = meta["flags"]
+        self._window = np.arange(history_len - 1)
+        self._tree = SumTree(streams.max_size)
+        self._top = 1.0
+        self._follow(streams, index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the priorities."""
+        return self._tree.nbytes
+
+    def _follow(self, streams: Streams, index: TransitionIndex) -> None:
+        self._streams = streams
+        self._index = index
+        index.on_rows = self._take_in
+
+    def deal(self, streams: Streams, index: TransitionIndex) -> None:
+        """Goes on with other rings over the same slots; priorities are kept."""
+        self._index.update()
+        index.update()
+        every = np.arange(streams.max_size)
+        self._tree.set(every, np.where(self._flags < CLOSING, self._tree.get(every), 0))
+        self._follow(streams, index)
+
+    def _take_in(self, dirty: Array) -> None:
+        _, slot, _ = self._index.unseen(dirty)
+        weights = np.where(self._flags[slot] < CLOSING, self._weight(self._top), 0.0)
+        end, cap = self._streams.ends[dirty], self._streams.caps[dirty]
+        row = np.maximum(end - cap, 0)[:, None] + self._window
+        gone = (row % cap[:, None] + self._streams.offsets[dirty][:, None])[
+            row < self._index.first_rows(dirty)[:, None]
+        ]
+        self._tree.set(
+            np.concatenate([slot, gone]), np.concatenate([weights, np.zeros(len(gone))])
+        )
+
+    def _weight(self, priority: Any) -> Any:
+        return (priority + self._config.epsilon) ** self._config.alpha
+
+    def pick(self, num: int, rng: np.random.Generator, beta: float | None) -> Picked:
+        """Draws ``num`` transitions, with replacement.
+
+        Raises:
+            NotEnoughRows: fewer than ``num`` transitions can be sampled.
+        """
+        check_enough(num, self._index.count())
+        slots = self._tree.find((np.arange(num) + rng.random(num)) / num)
+        weights = self._tree.get(slots)
+        weights = (weights / weights.min()) ** -(self._config.beta if beta is None else beta)
+        return Picked(*self._streams.rows_of_slots(slots), weights)
+
+    def update(self, names: Array, priorities: Array) -> None:
+        """Gives transitions new priorities; see `ReplayMemory.update_priorities`."""
+        names = np.asarray(names)
+        priorities = np.asarray(priorities, np.float64)
+        if names.ndim != 1 or names.shape != priorities.shape or names.dtype.kind not in "iu":
+            raise ConfigurationError(
+                f"indices and priorities must be (N,) integers and numbers, found shapes "
+                f"{names.shape} and {priorities.shape} and dtype {names.dtype}"
+            )
+        # Finite, and so small that a sum of them is.
+        if not (np.isfinite(priorities) & (priorities >= 0) & (priorities < 1e200)).all():
+            raise ConfigurationError(
+                f"priorities must be finite and not negative, found {priorities}"
+            )
+        self._index.update()
+        slots, kept = self._streams.rows_of_names(names.astype(np.int64))
+        # What lies behind the write head by now stays at 0.
+        alive = self._tree.get(slots) > 0
+        if alive.any():
+            self._top = max(self._top, float(priorities[kept[alive]].max()))
+            self._tree.set(slots[alive], self._weight(priorities[kept[alive]]))
