@@ -6,6 +6,7 @@ Owns the order of stepping and sampling. Everything else is the manager's and th
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -25,6 +26,9 @@ from mprunner.stats import ManagerStats
 
 _log = logging.getLogger("mprunner")
 
+#: Steps in one message while the memory is filled.
+_FILL_STEPS = 16
+
 
 class ExpReplay:
     """Batches for a learner, from a pool that plays while it learns.
@@ -33,8 +37,11 @@ class ExpReplay:
     `update_frequency` new steps are asked for; they are done while the learner works on it. The
     first iteration fills the memory to `init_memory_size` transitions.
 
-    Works as the data set of ``torch.utils.data.DataLoader(expreplay, batch_size=None)``; import
-    torch before making it.
+    Works as the data set of ``torch.utils.data.DataLoader(expreplay, batch_size=None)``, in the
+    process that made it (``num_workers=0``); import torch before making it.
+
+    Who samples by himself (n-step returns, priorities) calls `fill` once and then `play` before
+    each ``memory.sample_batch(...)``.
 
     Args:
         predictor: see `EnvRunner`; None: exploration must stay at 1.
@@ -43,19 +50,22 @@ class ExpReplay:
         state_shape: of one observation.
         batch_size: transitions in a batch, at least 1.
         memory_size: rows of the replay memory.
-        init_memory_size: transitions in memory before the first batch; at most `memory_size`.
+        init_memory_size: transitions in memory before the first batch, from `batch_size` to
+            `memory_size`.
         update_frequency: new steps for each batch, at least 1.
         history_len: frames in a state.
         state_dtype: of an observation.
-        seed: of everything: runners, players and sampling; None: fresh entropy, which is logged.
+        seed: of everything: runners, players and sampling; None: fresh entropy, which is logged
+            and kept as `seed`.
         maximum_staleness: see `EnvRunnerManager`; None: two rounds of `update_frequency`, and
             at least two steps for each player.
         memory_options: for `ReplayMemory`, such as ``{"path": "replay.mpr"}``.
         pool_options: for `EnvRunnerManager`: ``backend``, ``on_failure``, ``deterministic``...
 
     Attributes:
-        memory: the `ReplayMemory`, for other ways to sample.
+        memory: the `ReplayMemory`, for other ways to sample. It outlives `close()`.
         manager: the `EnvRunnerManager`.
+        seed: of everything.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -82,7 +92,7 @@ class ExpReplay:
         players = at_least("num_parallel_players", num_parallel_players, 1)
         self._batch_size = at_least("batch_size", batch_size, 1)
         self._update_frequency = at_least("update_frequency", update_frequency, 1)
-        self._init_memory_size = at_least("init_memory_size", init_memory_size, 1)
+        self._init_memory_size = at_least("init_memory_size", init_memory_size, self._batch_size)
         if self._init_memory_size > at_least("memory_size", memory_size, 1):
             raise ConfigurationError(
                 f"init_memory_size is {init_memory_size}; expected at most memory_size, "
@@ -98,6 +108,7 @@ class ExpReplay:
         self._has_predictor = predictor is not None
         self._exploration = 1.0
         self._closed = False
+        self._owner = os.getpid()
         _register_with_torch()
         self.memory = ReplayMemory(
             memory_size,
@@ -106,17 +117,19 @@ class ExpReplay:
             state_dtype,
             **{"seed": sample_seed, **(memory_options or {})},
         )
-        runners = [
-            EnvRunner(get_player, predictor, self.memory, history_len) for _ in range(players)
-        ]
         if maximum_staleness is None:
             maximum_staleness = max(2 * self._update_frequency, 2 * players)
-        self.manager = EnvRunnerManager(
-            runners,
-            maximum_staleness,
-            seed=int(pool_seed.generate_state(1, np.uint64)[0]),
-            **pool_options,
-        )
+        try:
+            self.manager = EnvRunnerManager(
+                [EnvRunner(get_player, predictor, self.memory, history_len)
+                 for _ in range(players)],
+                maximum_staleness,
+                seed=int(pool_seed.generate_state(1, np.uint64)[0]),
+                **pool_options,
+            )
+        except BaseException:
+            self.memory.close()
+            raise
 
     @property
     def exploration(self) -> float:
@@ -136,14 +149,35 @@ class ExpReplay:
         wanted = self._init_memory_size
         asked = 0
         with _Progress(wanted) as progress:
-            while len(memory) < wanted and asked < memory.max_size:
-                missing = wanted - len(memory)
-                for _ in range(missing):
-                    manager.step(self._exploration)
-                    progress.show(len(memory))
+            while (missing := wanted - len(memory)) > 0 and asked < memory.max_size:
                 asked += missing
+                while missing > 0:
+                    part = min(_FILL_STEPS, missing)
+                    manager.step(self._exploration, part)
+                    missing -= part
+                    progress.show(len(memory))
                 manager.join()
             progress.show(len(memory))
+
+    def play(self) -> None:
+        """Ask for one round of `update_frequency` new steps, dealt out to the players.
+
+        They are done while the caller goes on; with ``deterministic=True`` they are in memory
+        on return, so that they neither see a coming change of the weights nor miss a sample.
+
+        Raises:
+            ClosedError: after `close()`.
+            MprunnerError: a worker, a predictor or the drain thread has failed.
+        """
+        if self._closed:
+            raise ClosedError("the ExpReplay is closed")
+        left = self._update_frequency
+        part = max(1, left // self._num_players)
+        while left > 0:
+            self.manager.step(self._exploration, min(part, left))
+            left -= part
+        if self._deterministic:
+            self.manager.join()
 
     def __iter__(self) -> Iterator[list[Array]]:
         """Batches without end.
@@ -154,15 +188,14 @@ class ExpReplay:
             axis are the state, the last ``history_len`` the next state; ``(B,)`` int64;
             ``(B,)`` float32; ``(B,)`` bool, True only where there is nothing to bootstrap.
         """
+        if os.getpid() != self._owner:
+            raise ConfigurationError(
+                "an ExpReplay gives batches only in the process that made it; use "
+                "DataLoader(expreplay, batch_size=None, num_workers=0)"
+            )
         self.fill()
         while True:
-            if self._closed:
-                raise ClosedError("the ExpReplay is closed")
-            self._step()
-            if self._deterministic:
-                # The steps of this round must neither see the coming change of the weights
-                # nor miss this sample.
-                self.manager.join()
+            self.play()
             batch = self.memory.sample_batch(self._batch_size)
             history_last = (0, *range(2, batch.frames.ndim), 1)
             yield [
@@ -171,14 +204,6 @@ class ExpReplay:
                 batch.reward,
                 batch.terminated,
             ]
-
-    def _step(self) -> None:
-        """One round of new steps, dealt out to the players."""
-        left = self._update_frequency
-        part = max(1, left // self._num_players)
-        while left > 0:
-            self.manager.step(self._exploration, min(part, left))
-            left -= part
 
     def set_weights(self, weights: Weights) -> int:
         """See `EnvRunnerManager.set_weights`."""

@@ -78,8 +78,10 @@ class EnvRunnerManager:
             None: never.
         start_timeout: seconds until a player must stand at its first observation.
         close_timeout: seconds that `close()` gives the workers before it ends them.
-        deterministic: deal the steps strictly in turn and ask predictors about one state at a
-            time, so that the memory's contents repeat bit for bit.
+        deterministic: deal the steps strictly in turn, ask predictors about one state at a time
+            and join before new weights, so that what the memory holds after a `join()` repeats
+            bit for bit, on any backend. Predictors must be functions of the state and the
+            weights; change those of a served one, and sample, only after a `join()`.
         max_batch_size: the most states in one call of a served predictor; None: no limit.
 
     Raises:
@@ -239,7 +241,10 @@ class EnvRunnerManager:
             )
 
     def set_weights(self, weights: Weights) -> int:
-        """Publish weights for the runners' `LocalPredictor`; never waits for a worker.
+        """Publish weights for the runners' `LocalPredictor`.
+
+        Never waits for a worker; but with ``deterministic=True`` it joins first, so that no step
+        asked for before acts on them.
 
         Args:
             weights: in the form of the first ones.
@@ -257,6 +262,8 @@ class EnvRunnerManager:
             raise ConfigurationError("no runner has a LocalPredictor to set the weights of")
         for predictor in self._local:
             predictor.layout.pack(weights)  # refuse for all before publishing to any
+        if self._settings.deterministic:
+            self.join()
         with self._step_lock:
             version = self._recorder.version + 1
             for predictor in self._local:

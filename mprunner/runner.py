@@ -305,7 +305,9 @@ class Loop:
             return q
         if self._ask is None:
             raise PredictorError("there is no predictor to ask for Q values")
-        return self._ask(states)
+        # In the precision in which an answer reaches another process, so that an act() which
+        # computes with it does the same on every backend.
+        return np.asarray(self._ask(states), np.float64)
 
     def draw(self) -> float:
         """Uniform in [0, 1); drawn in blocks, since single draws cost ten times as much."""
