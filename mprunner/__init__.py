@@ -16,6 +16,7 @@ from mprunner.errors import (
     WorkerStalled,
 )
 from mprunner.experience import Batch, Experience, Rows
+from mprunner.expreplay import ExpReplay
 from mprunner.manager import EnvRunnerManager
 from mprunner.predictors import LocalPredictor
 from mprunner.replay.memory import ReplayMemory
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigurationError",
     "EnvRunner",
     "EnvRunnerManager",
+    "ExpReplay",
     "Experience",
     "LocalPredictor",
     "ManagerStats",
