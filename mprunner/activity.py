@@ -96,6 +96,10 @@ class Activity:
         """When that began, by `time.monotonic`."""
         return self._times[0]
 
+    def seconds_now(self) -> float:
+        """For how long it has been doing what it does."""
+        return time.monotonic() - self.since
+
     def seconds(self, *doings: Doing) -> float:
         """Seconds spent on these so far."""
         total = sum(self._times[1 + d] for d in doings)

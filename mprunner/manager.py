@@ -12,7 +12,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -32,6 +32,7 @@ _BACKENDS = {
     "inline": "mprunner.backends.inline:InlineBackend",
     "thread": "mprunner.backends.thread:ThreadBackend",
     "process": "mprunner.backends.process:ProcessBackend",
+    "ray": "mprunner.backends.ray:RayBackend",
 }
 # How long a lost wake-up can cost: the pace cells are written without a lock, so the one who
 # waits looks again by itself.
@@ -67,7 +68,8 @@ class EnvRunnerManager:
         env_runners: at least one; they share one memory. Each becomes a worker.
         maximum_staleness: the most steps asked for and not yet executed, over all runners; at
             least 1. `step()` blocks at it.
-        backend: "inline", "thread" or "process"; None: inline for one runner, else process.
+        backend: "inline", "thread", "process" or "ray"; None: inline for one runner, else
+            process.
         seed: of everything the runners do; None: fresh entropy, which is logged.
         start_method: of the processes: "forkserver", "spawn" or "fork"; None: forkserver where
             there is one, else spawn.
@@ -83,6 +85,9 @@ class EnvRunnerManager:
             bit for bit, on any backend. Predictors must be functions of the state and the
             weights; change those of a served one, and sample, only after a `join()`.
         max_batch_size: the most states in one call of a served predictor; None: no limit.
+        address: of the Ray cluster; None: the one this process uses already, or a new one. For
+            the backend "ray" alone, as is the next.
+        resources_per_runner: what Ray reserves for each runner.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -105,8 +110,15 @@ class EnvRunnerManager:
         close_timeout: float = 5.0,
         deterministic: bool = False,
         max_batch_size: int | None = None,
+        address: str | None = None,
+        resources_per_runner: Mapping[str, float] | None = None,
     ) -> None:
         self._closed = False
+        if backend != "ray" and not (address is None and resources_per_runner is None):
+            raise ConfigurationError(
+                "address and resources_per_runner are for backend='ray' alone; the backend is "
+                f"{backend!r}"
+            )
         runners = _checked_runners(env_runners)
         kind = _backend_class(backend or ("inline" if len(runners) == 1 else "process"))
         self._settings = Settings(
@@ -123,6 +135,8 @@ class EnvRunnerManager:
             max_batch_size=(
                 None if max_batch_size is None else at_least("max_batch_size", max_batch_size, 1)
             ),
+            ray_address=address,
+            resources_per_runner=resources_per_runner or {"CPU": 1},
         )
         if deterministic and on_failure == "restart":
             raise ConfigurationError(

@@ -31,6 +31,17 @@ class Model(Protocol):
         """Take over weights, in the form in which they were published."""
 
 
+class WeightsSource(Protocol):
+    """Where a `LocalPredictor` finds its newest weights."""
+
+    @property
+    def version(self) -> int:
+        """Of the newest complete weights."""
+
+    def read(self) -> tuple[int, Weights]:
+        """That version and its weights, as arrays of the caller's own."""
+
+
 def to_array(value: Any) -> Array:
     """Any array-like as numpy; a torch tensor may live on any device and require grad."""
     if hasattr(value, "detach"):

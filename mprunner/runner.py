@@ -18,7 +18,7 @@ from mprunner.errors import ConfigurationError, MprunnerError, PlayerError, Pred
 from mprunner.experience import TERMINATED, TRUNCATED, Array, Rows
 from mprunner.history import History
 from mprunner.player import Player, check_player
-from mprunner.predictors import LocalPredictor, PredictorFn, WeightsBoard, read_q
+from mprunner.predictors import LocalPredictor, PredictorFn, WeightsBoard, WeightsSource, read_q
 
 if TYPE_CHECKING:
     from mprunner.replay.memory import ReplayMemory
@@ -153,7 +153,7 @@ class EnvRunner:
         *,
         activity: Activity | None = None,
         ask: Callable[[Array], Array] | None = None,
-        board: WeightsBoard | None = None,
+        board: WeightsSource | None = None,
     ) -> Loop:
         """Make the player and begin its first episode; for backends.
 
@@ -227,7 +227,7 @@ class Loop:
         seed: np.random.SeedSequence,
         activity: Activity,
         ask: Callable[[Array], Array] | None,
-        board: WeightsBoard | None,
+        board: WeightsSource | None,
     ) -> None:
         own, player_seed = _seeds(runner.seed, seed)
         self.rng = np.random.default_rng(own)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Settings:
     close_timeout: float = 5.0
     deterministic: bool = False
     max_batch_size: int | None = None
+    ray_address: str | None = None
+    resources_per_runner: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
 
     def seed(self, worker: int, restart: int = 0) -> np.random.SeedSequence:
         """Of one start of one runner; never the same twice in a run."""

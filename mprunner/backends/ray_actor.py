@@ -1,0 +1,208 @@
+"""What a Ray actor does: one runner, jobs in, blocks out.
+
+Owns the actor's side. It is a plain class that knows no ray: the driver makes an actor of it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from mprunner.activity import Activity, Doing
+from mprunner.backends.base import Pace, run_job
+from mprunner.blocks import BlockInfo, BlockWriter, block_rows
+from mprunner.experience import ROW, Array
+from mprunner.predictors import LocalPredictor, Weights, WeightsLayout
+from mprunner.runner import EnvRunner, Loop
+
+
+@dataclass
+class Result:
+    """What a call brings back.
+
+    Attributes:
+        blocks: (states, rows as bytes, info) of each, in order.
+        error: (activity, type, message, traceback) of an exception, as text.
+        times: of the actor's `Activity`.
+        num_actions: of the player.
+        pid: of the actor's process.
+    """
+
+    blocks: list[tuple[Array, Array, BlockInfo]] = field(default_factory=list)
+    error: tuple[str, str, str, str] | None = None
+    times: list[float] = field(default_factory=list)
+    num_actions: int = 0
+    pid: int = 0
+
+
+class _Stop(Exception):
+    """The driver gives no further answer."""
+
+
+class _Collector:
+    """Keeps blocks until the call returns them; each has arrays of its own."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self._num_rows = block_rows(runner.state_shape, runner.dtype)
+        self._runner = runner
+        self.blocks: list[tuple[Array, Array, BlockInfo]] = []
+
+    def acquire(self) -> tuple[Array, Any]:
+        self._state = np.empty((self._num_rows, *self._runner.state_shape), self._runner.dtype)
+        self._rows = np.empty(self._num_rows * ROW.itemsize, np.uint8)
+        return self._state, self._rows.data
+
+    def emit(self, info: BlockInfo) -> None:
+        n = info.num_rows
+        self.blocks.append((self._state[:n], self._rows[:n * ROW.itemsize], info))
+
+    def take(self) -> list[tuple[Array, Array, BlockInfo]]:
+        blocks, self.blocks = self.blocks, []
+        return blocks
+
+
+class _PushedWeights:
+    """The board of a `LocalPredictor` whose weights come with the jobs."""
+
+    def __init__(self, layout: WeightsLayout) -> None:
+        self._layout = layout
+        self._packed: Any = b""
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def push(self, version: int, packed: Any) -> None:
+        if version > self._version:
+            self._version, self._packed = version, packed
+
+    def read(self) -> tuple[int, Weights]:
+        return self._version, self._layout.unpack(bytearray(self._packed))
+
+
+class RunnerActor:
+    """One runner; `exchange` may be called beside the other methods.
+
+    Args:
+        pickled: the `EnvRunner`, by cloudpickle.
+        seed: of this start.
+        served: the predictor stays with the driver.
+    """
+
+    def __init__(self, pickled: bytes, seed: np.random.SeedSequence, served: bool) -> None:
+        self._pickled, self._seed, self._served = pickled, seed, served
+        self._times = [0.0] * (1 + len(Doing))
+        self._activity = Activity([0], self._times)
+        self._runner: EnvRunner | None = None
+        self._loop: Loop | None = None
+        self._board: _PushedWeights | None = None
+        self._questions: queue.SimpleQueue[Array | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Array | None] = queue.SimpleQueue()
+
+    def open(self, weights: tuple[int, Any] | None) -> Result:
+        """Make the player and stand at its first observation."""
+        try:
+            self._activity.begin()
+            runner: EnvRunner = cloudpickle.loads(self._pickled)
+            self._runner = runner
+            if weights is not None:
+                assert isinstance(runner.predictor, LocalPredictor)
+                self._board = _PushedWeights(runner.predictor.layout)
+                self._board.push(*weights)
+            self._collector = _Collector(runner)
+            self._loop = runner.open(
+                BlockWriter(self._collector),
+                self._seed,
+                activity=self._activity,
+                ask=self._ask if self._served else None,
+                board=self._board,
+            )
+        except (Exception, SystemExit) as error:
+            return self._failed(error)
+        self._activity.enter(Doing.JOB_WAIT)
+        return self._result()
+
+    def run(
+        self, exploration: float, num_steps: int, weights: tuple[int, Any] | None
+    ) -> Result:
+        """Do one job."""
+        loop = self._loop
+        assert loop is not None
+        if weights is not None and self._board is not None:
+            self._board.push(*weights)
+        pace = Pace()
+        pace.send(num_steps)  # so that the last step of the job flushes
+        try:
+            run_job(loop, pace, exploration, num_steps)
+        except _Stop:
+            pass
+        except (Exception, SystemExit) as error:
+            doing = self._activity.doing
+            loop.writer.flush()
+            return self._failed(error, doing)
+        self._activity.enter(Doing.JOB_WAIT)
+        return self._result()
+
+    def exchange(self, answer: Array | None) -> Array | None:
+        """Take the answer to the last question; return the next question, when there is one."""
+        if answer is not None:
+            self._answers.put(answer)
+        return self._questions.get()
+
+    def release(self) -> None:
+        """No further answer will come."""
+        self._answers.put(None)
+        self._questions.put(None)
+
+    def where(self) -> tuple[str, float, str]:
+        """What it does now, since how many seconds, and all its stacks; for one that stalls."""
+        stacks = [
+            "".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()
+        ]
+        doing = self._activity.doing
+        return doing.label, self._activity.seconds_now(), "\n".join(stacks)
+
+    def close(self) -> Result:
+        """Close the player."""
+        try:
+            if self._runner is not None:
+                self._runner.close()
+        except (Exception, SystemExit) as error:
+            return self._failed(error)
+        return self._result()
+
+    def _ask(self, states: Array) -> Array:
+        self._activity.enter(Doing.PREDICTION_WAIT)
+        self._questions.put(np.moveaxis(states[0], -1, 0).copy())
+        answer = self._answers.get()
+        if answer is None:
+            raise _Stop
+        self._activity.enter(Doing.RUNNING)
+        return np.expand_dims(answer, 0)
+
+    def _result(self) -> Result:
+        return Result(
+            blocks=[] if self._loop is None else self._collector.take(),
+            times=list(self._times),
+            num_actions=0 if self._loop is None else self._loop.player.num_actions,
+            pid=os.getpid(),
+        )
+
+    def _failed(self, error: BaseException, doing: Doing | None = None) -> Result:
+        label = (doing or self._activity.doing).label
+        try:
+            message = str(error)
+        except Exception:
+            message = "(its text cannot be shown)"
+        result = self._result()
+        text = "".join(traceback.format_exception(error))
+        result.error = (label, type(error).__name__, message, text)
+        return result
