@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import threading
 import time
 from collections import deque
@@ -47,6 +48,8 @@ _log = logging.getLogger("mprunner")
 
 #: Seconds without any news after which Ray is asked whether the cluster is there.
 _SILENCE_S = 5.0
+#: Seconds that the cluster's head has for an answer.
+_ANSWER_S = 10.0
 _HASTY_S = 1.0
 _users_lock = threading.Lock()
 _users = 0  # backends that use a Ray which this module has started
@@ -466,10 +469,24 @@ def _died(actor: _Actor, error: BaseException) -> WorkerError:
 
 
 def _check_cluster() -> None:
-    """Raise if Ray's head does not answer."""
-    address = ray.get_runtime_context().gcs_address
-    if not ray._raylet.check_health(address, timeout=5, skip_version_check=True):
-        raise ConnectionError(f"the head node at {address} does not answer")
+    """Raise if the cluster's head does not answer a question within bounded time."""
+    answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            ray.nodes()
+        except BaseException as error:
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    threading.Thread(target=ask, name="mprunner-ray-check", daemon=True).start()
+    try:
+        error = answers.get(timeout=_ANSWER_S)
+    except queue.Empty:
+        error = ConnectionError(f"the head node has not answered for {_ANSWER_S:g} s")
+    if error is not None:
+        raise error
 
 
 def _cluster_lost(error: BaseException) -> BaseException:
