@@ -165,7 +165,7 @@ class EnvRunnerManager:
         except BaseException:
             memory.close_streams()
             raise
-        self._at_exit = _close_at_exit(self)
+        self._at_exit, self._finalizer = _close_at_exit(self)
 
     def step(self, exploration: float, num_steps: int = 1) -> None:
         """Have runners do steps; returns when they are on their way.
@@ -317,6 +317,8 @@ class EnvRunnerManager:
             self._backend.close(finish)
         finally:
             self._memory.close_streams()
+            # It keeps the backend, which keeps the error, whose traceback keeps this manager.
+            self._finalizer.detach()
 
     def _check_usable(self) -> None:
         self._sticky.check()
@@ -422,7 +424,9 @@ def _entropy(seed: int | None) -> int:
     return entropy
 
 
-def _close_at_exit(manager: EnvRunnerManager) -> Callable[[], None]:
+def _close_at_exit(
+    manager: EnvRunnerManager,
+) -> tuple[Callable[[], None], weakref.finalize[..., EnvRunnerManager]]:
     """Ends the pool at interpreter exit, or when its manager is no longer referenced."""
     backend, memory = manager._backend, manager._memory
     finalizer = weakref.finalize(manager, _abandon, backend, memory)
@@ -435,7 +439,7 @@ def _close_at_exit(manager: EnvRunnerManager) -> Callable[[], None]:
             alive._close(finish=False)
 
     atexit.register(close)
-    return close
+    return close, finalizer
 
 
 def _abandon(backend: Backend, memory: ReplayMemory) -> None:
