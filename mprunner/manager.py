@@ -153,7 +153,7 @@ class EnvRunnerManager:
         self._num_workers = len(runners)
         self._outstanding = [0] * len(runners)  # upper bounds; the pace cells have the truth
         self._peak = 0
-        self._asked = 0
+        self._asked = [0] * len(runners)
         self._next = 0
         self._step_lock = threading.RLock()
         memory.open_streams(len(runners))
@@ -208,10 +208,11 @@ class EnvRunnerManager:
         """
         self._check_usable()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        asked = self._asked
+        # Of each runner: what others land of later steps must not stand in for them.
+        asked = self._asked.copy()
         recorder = self._recorder
         with recorder.changed:
-            while sum(recorder.landed) + sum(recorder.lost) < asked:
+            while any(n > recorder.landed[i] + recorder.lost[i] for i, n in enumerate(asked)):
                 self._check_usable()
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -239,7 +240,7 @@ class EnvRunnerManager:
         outstanding = sum(self._count_outstanding())
         with recorder.changed:
             return ManagerStats(
-                steps_asked=self._asked,
+                steps_asked=sum(self._asked),
                 steps_landed=sum(recorder.landed),
                 steps_lost=sum(recorder.lost),
                 outstanding=outstanding,
@@ -331,7 +332,7 @@ class EnvRunnerManager:
             self._outstanding = self._count_outstanding()
             self._peak = max(self._peak, sum(self._outstanding) + num_steps)
         self._outstanding[worker] += num_steps
-        self._asked += num_steps
+        self._asked[worker] += num_steps
         self._next = (worker + 1) % self._num_workers
         try:
             self._backend.submit(worker, exploration, num_steps)
