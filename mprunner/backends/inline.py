@@ -9,6 +9,7 @@ import numpy as np
 
 from mprunner.backends.local import LocalBackend, history_first
 from mprunner.backends.serving import PredictionServer
+from mprunner.errors import PredictorError, WorkerRaised
 from mprunner.experience import Array
 
 
@@ -36,7 +37,13 @@ class InlineBackend(LocalBackend):
         """See `Backend.submit`; the steps are done on return."""
         self.jobs[worker].add(exploration, num_steps)
         self.paces[worker].send(num_steps)
-        self.run(worker, exploration, num_steps)
+        try:
+            self.run(worker, exploration, num_steps)
+        except WorkerRaised as error:
+            # A served predictor is the parent's, here as on every backend: no worker has failed.
+            if isinstance(error.__cause__, PredictorError) and self._server.serves(worker):
+                raise error.__cause__
+            raise
 
     def close(self, finish: bool) -> None:
         """See `Backend.close`."""
