@@ -189,7 +189,7 @@ class EnvRunner:
 
     def _ask_directly(self, states: Array) -> Array:
         assert callable(self.predictor)
-        return read_q(self.predictor(states), len(states), self.num_actions)
+        return read_q(self.predictor(states.copy(order="K")), len(states), self.num_actions)
 
     @property
     def _running(self) -> Loop:
@@ -300,7 +300,10 @@ class Loop:
         """Checked Q ``(1, num_actions)`` for ``(1, *state_shape, history_len)``."""
         if self._model is not None:
             self.activity.enter(Doing.PREDICTING)
-            q = read_q(self._model(states), len(states), self.player.num_actions)
+            # A copy, in the order of its frames in memory: a model that writes in its input
+            # must not change what the next action is chosen on.
+            own = states.copy(order="K")
+            q = read_q(self._model(own), len(states), self.player.num_actions)
             self.activity.enter(Doing.RUNNING)
             return q
         if self._ask is None:
