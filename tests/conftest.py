@@ -1,10 +1,12 @@
-"""After each test: no child process, no new thread of ours, no new descriptor, no name in /dev/shm."""
+"""After each test: no child, no thread of ours, no new descriptor, no new name in /dev/shm."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +19,19 @@ _GRACE_S = 2.0
 
 
 def _children() -> set[int]:
-    me = psutil.Process()
-    alive = {p.pid for p in me.children() if p.status() != psutil.STATUS_ZOMBIE}
-    return alive - launch.helper_pids()
+    """Living ones. From /proc: psutil would look at all processes of the machine."""
+    pids = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            pids.update(map(int, (task / "children").read_text().split()))
+    return {pid for pid in pids if not _ended(pid)} - launch.helper_pids()
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _descriptors() -> dict[str, int]:
@@ -40,30 +52,39 @@ def _shared_memory() -> set[str]:
     return {p.name for p in root.iterdir()} if root.exists() else set()
 
 
-def _our_threads() -> set[str]:
-    return {t.name for t in threading.enumerate() if t.name.startswith("mprunner")}
+def _our_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("mprunner")}
 
 
 def _settled(before: set[int]) -> set[int]:
     """New children that are still there after the grace time."""
-    new = [psutil.Process(pid) for pid in _children() - before if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(new, timeout=_GRACE_S)
-    return {p.pid for p in alive}
+    deadline = time.monotonic() + _GRACE_S
+    while (new := _children() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return new
 
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """The house rule for every test; mark a test `leaks` only where it proves a leak."""
     _start_helpers()
-    children, shared, fds = _children(), _shared_memory(), _descriptors()
+    children, threads = _children(), _our_threads()
+    shared, fds = _shared_memory(), _descriptors()
     yield
     gc.collect()
     assert not _settled(children), "a child process is left"
-    assert not _our_threads(), "a thread of ours is left"
+    assert _our_threads() <= threads, "a thread of ours is left"
     assert _shared_memory() <= shared, "a name in /dev/shm is left"
     after = _descriptors()
     more = {k: (fds.get(k, 0), n) for k, n in after.items() if n > fds.get(k, 0)}
     assert not more, f"descriptors are left (kind: before, after): {more}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def old_objects_are_left_alone() -> None:
+    """What the imports have made is not garbage; without it each collection is quick."""
+    gc.collect()
+    gc.freeze()
 
 
 def _start_helpers() -> None:

@@ -1,0 +1,7 @@
+"""The contract, in threads."""
+
+from tests.backends.contract import BackendContract
+
+
+class TestThread(BackendContract):
+    options = {"backend": "thread"}

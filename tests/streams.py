@@ -1,0 +1,185 @@
+"""Whole streams: what a memory was given, row by row, against what must have been played."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mprunner.experience import CLOSING, ROW, TERMINATED, TRUNCATED, Rows
+from mprunner.replay.memory import ReplayMemory
+from tests.tagged import Tag
+
+_FLAGS = {
+    "terminated": TERMINATED,
+    "truncated": TRUNCATED,
+    "both": TERMINATED | TRUNCATED,
+}
+
+
+class Record:
+    """Every row of one stream, from the first on, whatever the ring still holds."""
+
+    def __init__(self) -> None:
+        self._states: list[np.ndarray] = []
+        self._metas: list[np.ndarray] = []
+        self._provisional = False
+        self.scores: list[float] = []
+        self.num_blocks = 0
+
+    def add(self, rows: Rows, scores: Sequence[float]) -> None:
+        """One block."""
+        state, meta = rows.state.copy(), rows.meta.copy()
+        assert len(state) == len(meta) > 0
+        assert meta["flags"][-1] == CLOSING
+        if self._provisional:
+            assert state[0].tobytes() == self._states[-1][-1].tobytes()
+            assert meta["age"][0] == self._metas[-1]["age"][-1]
+            self._states[-1] = self._states[-1][:-1]
+            self._metas[-1] = self._metas[-1][:-1]
+        self._states.append(state)
+        self._metas.append(meta)
+        self._provisional = rows.provisional
+        self.scores.extend(scores)
+        self.num_blocks += 1
+
+    @property
+    def state(self) -> np.ndarray:
+        """``(N, *state_shape)``."""
+        return np.concatenate(self._states)
+
+    @property
+    def meta(self) -> np.ndarray:
+        """``(N,)`` of `ROW`."""
+        return np.concatenate(self._metas) if self._metas else np.zeros(0, ROW)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The rows that are transitions."""
+        return np.flatnonzero(self.meta["flags"] & CLOSING == 0)
+
+    @property
+    def actions(self) -> list[int]:
+        """Of the transitions."""
+        meta = self.meta
+        return meta["action"][meta["flags"] & CLOSING == 0].tolist()
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the transitions."""
+        meta = self.meta
+        return meta["version"][meta["flags"] & CLOSING == 0].tolist()
+
+    def stacks(self, history_len: int) -> np.ndarray:
+        """``(transitions, *state_shape, history_len)``, the states that were acted on."""
+        state, meta = self.state, self.meta
+        rows = self.steps
+        out = np.zeros((len(rows), *state.shape[1:], history_len), state.dtype)
+        for back in range(history_len):
+            there = meta["age"][rows] >= back
+            out[there, ..., history_len - 1 - back] = state[rows[there] - back]
+        return out
+
+
+class RecordingMemory(ReplayMemory):
+    """A replay memory that also keeps all that it was ever given."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.records: list[Record] = []
+
+    def open_streams(self, num_streams: int) -> None:
+        super().open_streams(num_streams)
+        self.records = [Record() for _ in range(num_streams)]
+
+    def claim_stream(self) -> int:
+        stream = super().claim_stream()
+        self.records.append(Record())
+        return stream
+
+    def extend(self, stream: int, rows: Rows, scores: Sequence[float] = ()) -> None:
+        super().extend(stream, rows, scores)
+        self.records[stream].add(rows, scores)
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions that have landed since the start."""
+        return sum(len(record.steps) for record in self.records)
+
+    @property
+    def scores(self) -> list[float]:
+        """Of all games, stream by stream."""
+        return list(itertools.chain.from_iterable(record.scores for record in self.records))
+
+
+def played(tag: Tag, actions: Sequence[int], history_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """The stream that `actions` must leave behind: states ``(N, 4)`` and rows ``(N,)``."""
+    states, rows = [], []
+    episode, at, last = 0, 0, -1
+    for action in actions:
+        flags = _FLAGS[tag.ending] if at + 1 == tag.length else 0
+        states.append((tag.runner, episode, at, last))
+        rows.append((action, 1.0, 0, flags, min(at, history_len - 1)))
+        at, last = at + 1, action
+        if flags:
+            states.append((tag.runner, episode, at, last))
+            rows.append((0, 0.0, 0, CLOSING, min(at, history_len - 1)))
+            episode, at, last = episode + 1, 0, -1
+    states.append((tag.runner, episode, at, last))
+    rows.append((0, 0.0, 0, CLOSING, min(at, history_len - 1)))
+    return np.array(states), np.array(rows, ROW)
+
+
+def scores_of(tag: Tag, num_steps: int) -> list[float]:
+    """The scores of the games that end within so many steps."""
+    lives = tag.lives if tag.lives and tag.ending == "terminated" else 1
+    game = tag.length * lives
+    return [float(game)] * (num_steps // game)
+
+
+def check_streams(memory: RecordingMemory, tags: Sequence[Tag]) -> None:
+    """Every row of every stream, every score, and every transition that can be sampled."""
+    assert len(memory.records) == len(tags)
+    for record, tag in zip(memory.records, tags):
+        check_record(record, tag, memory.history_len)
+    check_samples(memory)
+
+
+def check_record(record: Record, tag: Tag, history_len: int) -> None:
+    """One stream is exactly what its player showed, in order."""
+    states, rows = played(tag, record.actions, history_len)
+    np.testing.assert_array_equal(record.state, states)
+    meta = record.meta
+    for name in ("action", "reward", "flags", "age"):
+        np.testing.assert_array_equal(meta[name], rows[name], err_msg=name)
+    assert record.scores == scores_of(tag, len(record.actions))
+
+
+def check_samples(memory: RecordingMemory) -> None:
+    """`sample` of every index gives what was recorded, and the newest of it at that."""
+    index, h = 0, memory.history_len
+    num_streams = len(memory.records)
+    for number, record in enumerate(memory.records):
+        cap = memory.max_size // num_streams + (number < memory.max_size % num_streams)
+        if not record.num_blocks:
+            continue
+        state, meta, steps = record.state, record.meta, record.steps
+        stacks = record.stacks(h)
+        oldest = max(0, len(meta) - cap)
+        for k in np.flatnonzero(steps - meta["age"][steps] >= oldest):
+            row = steps[k]
+            frames, reward, action, is_over = memory.sample(index)
+            assert np.array_equal(frames[..., :h], stacks[k])
+            assert np.array_equal(frames[..., h], state[row + 1])
+            assert (reward, action) == (meta["reward"][row], meta["action"][row])
+            assert is_over == bool(meta["flags"][row] & TERMINATED)
+            index += 1
+    assert len(memory) == index
+    for outside in (-1, index, index + memory.max_size):
+        try:
+            memory.sample(outside)
+        except IndexError:
+            continue
+        raise AssertionError(f"sample({outside}) of {index} does not raise")
