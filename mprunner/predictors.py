@@ -207,6 +207,10 @@ class WeightsLayout:
                 f"the weights have the names {_names(names)}; the first ones had "
                 f"{_names(self.names)}"
             )
+        if len(arrays) != len(self.specs):
+            raise ConfigurationError(
+                f"the weights are {len(arrays)} arrays; the first ones were {len(self.specs)}"
+            )
         packed = bytearray(self.num_bytes)
         for i, (array, (shape, dtype)) in enumerate(zip(arrays, self.specs)):
             if array.shape != shape or array.dtype != dtype:
