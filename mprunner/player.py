@@ -68,7 +68,7 @@ class Player:
         self, source: Any, state_shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         check_player(source)
-        self._env = source if is_environment(source) else source()
+        self._env = source if is_environment(source) else _made_by(source)
         self._shape = state_shape
         self._dtype = dtype
         self._closed = False
@@ -170,6 +170,19 @@ class Player:
         return observation  # type: ignore[no-any-return]
 
 
+def _made_by(factory: Callable[[], Any]) -> Any:
+    """What `factory` makes; an environment unknown to gymnasium's registry gets a hint."""
+    try:
+        return factory()
+    except Exception as error:
+        if any(kind.__name__ == "UnregisteredEnv" for kind in type(error).__mro__):
+            error.args = (
+                f"{error} The factory runs where the player is stepped, maybe in another "
+                "process: register it inside the factory.",
+            )
+        raise
+
+
 def _discrete(env: Any) -> tuple[int, int]:
     """Number of actions and the first one, of a Discrete space."""
     space = getattr(env, "action_space", None)
@@ -198,7 +211,12 @@ def _lives(info: Any) -> float:
     lives = _get(info, "lives", None)
     if lives is None:
         lives = _get(info, "ale.lives", None)
-    return 0 if lives is None else float(lives)
+    try:
+        return 0 if lives is None else float(lives)
+    except (TypeError, ValueError):
+        raise PlayerError(
+            f"step() returned an info with the lives {lives!r:.80}; expected a number"
+        ) from None
 
 
 def _describe(result: Any) -> str:
