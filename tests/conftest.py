@@ -68,6 +68,7 @@ def _settled(before: set[int]) -> set[int]:
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """The house rule for every test; mark a test `leaks` only where it proves a leak."""
     _start_helpers()
+    gc.freeze()  # what is there already is not this test's garbage; so collecting is quick
     children, threads = _children(), _our_threads()
     shared, fds = _shared_memory(), _descriptors()
     yield
@@ -78,13 +79,6 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     after = _descriptors()
     more = {k: (fds.get(k, 0), n) for k, n in after.items() if n > fds.get(k, 0)}
     assert not more, f"descriptors are left (kind: before, after): {more}"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def old_objects_are_left_alone() -> None:
-    """What the imports have made is not garbage; without it each collection is quick."""
-    gc.collect()
-    gc.freeze()
 
 
 def _start_helpers() -> None:

@@ -1,0 +1,162 @@
+"""The house: imports go down only, and what is heavy or multiprocessing stays in its rooms."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mprunner
+
+ROOT = Path(mprunner.__file__).parent
+
+#: DESIGN section 5. A name with a dot at its end stands for all modules below it.
+LEVELS = [
+    ["_version", "errors"],
+    ["checks", "activity", "experience", "stats", "player", "predictors", "history", "blocks"],
+    ["runner", "replay."],
+    ["backends."],
+    ["manager"],
+    ["expreplay", "atari", "atari_frames", "atari_games", "cli."],
+    ["", "__main__"],
+]
+
+#: Who may import what, of that which most must do without.
+ROOMS = {
+    "multiprocessing": {
+        "backends.channel",
+        "backends.launch",
+        "backends.pipes",
+        "backends.process",
+        "backends.worker",
+    },
+    "ray": {"backends.ray", "backends.ray_actor"},
+    "ale_py": {"atari", "atari_frames", "atari_games"},
+    "cv2": {"atari", "atari_frames"},
+    "gymnasium": {"atari", "cli", "replay.inspect"},
+    "minari": {"replay.inspect"},
+    "rich": {"cli", "expreplay"},
+    "tensorboard": {"cli"},
+    "torch": {"predictors"},
+}
+REQUIRED = {"numpy", "cloudpickle"}
+
+
+def modules():
+    """Name (without "mprunner.") -> syntax tree."""
+    trees = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        trees[name] = ast.parse(path.read_text(), str(path))
+    return trees
+
+
+TREES = modules()
+
+
+def level_of(name):
+    """The level of a module."""
+    for level, names in enumerate(LEVELS):
+        for entry in names:
+            if name == entry or (entry.endswith(".") and f"{name}.".startswith(entry)):
+                return level
+    raise AssertionError(f"mprunner/{name.replace('.', '/')}.py is on no level: add it to LEVELS")
+
+
+def imports(tree):
+    """(node, full name of what is imported) of each import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "a relative import"
+            for alias in node.names:
+                yield node, f"{node.module}.{alias.name}"
+
+
+def own_imports(tree):
+    """The modules of this package that a module imports."""
+    for node, name in imports(tree):
+        if name.split(".")[0] != "mprunner":
+            continue
+        inside = name.partition(".")[2]
+        while inside not in TREES:
+            inside = inside.rpartition(".")[0]
+        yield inside
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_imports_go_down(name):
+    level = level_of(name)
+    for target in own_imports(TREES[name]):
+        if name and not target:
+            raise AssertionError(f"mprunner.{name} imports the package, not a sibling by name")
+        assert level_of(target) <= level, f"mprunner.{name} imports mprunner.{target}"
+
+
+def test_no_cycle():
+    done: set[str] = set()
+
+    def visit(name, path):
+        assert name not in path, f"a cycle: {' -> '.join([*path, name])}"
+        if name not in done:
+            for target in set(own_imports(TREES[name])) - {name}:
+                visit(target, [*path, name])
+            done.add(name)
+
+    for name in TREES:
+        visit(name, [])
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_is_heavy_stays_in_its_room(name):
+    for _, full_name in imports(TREES[name]):
+        package = full_name.split(".")[0]
+        if package == "mprunner" or package in sys.stdlib_module_names - {"multiprocessing"}:
+            continue
+        if package in REQUIRED:
+            continue
+        rooms = ROOMS.get(package, set())
+        assert name in rooms or name.split(".")[0] in rooms, f"mprunner.{name} imports {package}"
+
+
+def test_a_worker_loads_nothing_heavy():
+    heavy = ["gymnasium", "torch", "cv2", "ale_py", "ray", "rich", "matplotlib", "psutil"]
+    code = (
+        "import sys, mprunner.backends.worker; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (found.stdout.strip(), found.stderr) == ("[]", "")
+
+
+def test_exported_names():
+    exported = mprunner.__all__
+    assert exported == sorted(exported, key=lambda name: (name.startswith("__"), name))
+    public = {
+        name
+        for name, value in vars(mprunner).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == set(exported) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(set(mprunner.__all__) - {"__version__"}))
+def test_what_is_exported_is_documented(name):
+    item = getattr(mprunner, name)
+    assert inspect.getdoc(item), name
+    for attribute, value in vars(item).items():
+        if attribute.startswith("_") or not (
+            inspect.isfunction(value) or isinstance(value, (property, classmethod))
+        ):
+            continue
+        assert inspect.getdoc(getattr(item, attribute)), f"{name}.{attribute}"
+    module = importlib.import_module(item.__module__)
+    assert module.__doc__, item.__module__
