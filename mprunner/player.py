@@ -16,13 +16,16 @@ import numpy as np
 from mprunner.errors import ConfigurationError, PlayerError
 from mprunner.experience import Array
 
+#: A row holds a float32.
+_MAX_REWARD = float(np.finfo(np.float32).max)
+
 
 class Outcome(NamedTuple):
     """What one step of a player gave.
 
     Attributes:
         observation: ``state_shape`` in the memory's dtype; may be the player's own buffer.
-        reward: finite, unclipped.
+        reward: finite as float32, unclipped.
         terminated: the episode ended by its rules, or a life was lost.
         truncated: the episode was cut; always the end of the game.
         game_over: the score is complete. False at a lost life.
@@ -129,11 +132,11 @@ class Player:
             ) from None
         try:
             value = float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) <= _MAX_REWARD:
             raise PlayerError(
-                f"step() returned the reward {reward!r:.80}; expected a finite number"
+                f"step() returned the reward {reward!r:.80}; expected a finite number (float32)"
             )
         game_over = truncated or (terminated and not _lives(info) > 0)
         return Outcome(

@@ -7,6 +7,7 @@ gives it a `BlockWriter` for its rows and, for a served predictor, a way to ask.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,13 @@ import numpy as np
 
 from mprunner.activity import Activity, Doing
 from mprunner.blocks import BlockInfo, BlockWriter, LocalEmitter, block_rows
-from mprunner.errors import ConfigurationError, MprunnerError, PlayerError, PredictorError
+from mprunner.errors import (
+    ClosedError,
+    ConfigurationError,
+    MprunnerError,
+    PlayerError,
+    PredictorError,
+)
 from mprunner.experience import TERMINATED, TRUNCATED, Array, Rows
 from mprunner.history import History
 from mprunner.player import Player, check_player
@@ -72,6 +79,8 @@ class EnvRunner:
         self.dtype: np.dtype[Any] = memory.dtype
         self.seed = seed
         self._loop: Loop | None = None
+        self._stream: int | None = None  # of a runner that is used alone
+        self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         # What a worker needs: neither the memory nor a predictor that stays in the parent.
@@ -130,10 +139,13 @@ class EnvRunner:
 
         Raises:
             ConfigurationError: `exploration` is outside [0, 1], or below 1 without a predictor.
+            ClosedError: the runner was used alone before, and closed.
             PlayerError, PredictorError: what they returned cannot be used.
         """
         exploration = check_exploration(exploration, self.predictor is not None)
         if self._loop is None:
+            if self._closed:
+                raise ClosedError("the runner is closed")
             self._open_alone()
         loop = self._running
         loop.refresh()
@@ -143,6 +155,7 @@ class EnvRunner:
     def close(self) -> None:
         """Close the player; only the first call does."""
         loop, self._loop = self._loop, None
+        self._closed = self._stream is not None
         if loop is not None:
             loop.close()
 
@@ -164,14 +177,15 @@ class EnvRunner:
             ask: for a served predictor: states ``(1, ...)`` to checked Q ``(1, num_actions)``.
             board: for a `LocalPredictor`: where its weights are published.
         """
-        self._loop = Loop(self, writer, seed, activity or Activity(), ask, board)
-        self._loop.begin()
-        return self._loop
+        loop = Loop(self, writer, seed, activity or Activity(), ask, board)
+        loop.begin()
+        self._loop = loop
+        return loop
 
     def _open_alone(self) -> None:
         memory = self.memory
         assert memory is not None
-        stream = memory.claim_stream()
+        stream = self._stream = memory.claim_stream() if self._stream is None else self._stream
 
         def land(rows: Rows, info: BlockInfo) -> None:
             memory.extend(stream, rows, info.scores)
@@ -259,12 +273,7 @@ class Loop:
     def step(self, exploration: float) -> None:
         """One step in the player, one row (and a closing one) out."""
         activity, history = self.activity, self._history
-        action = self._runner.act(history.state(), exploration)
-        if not 0 <= action < self.player.num_actions:
-            raise PlayerError(
-                f"act() returned {action!r:.80}; expected an action from 0 to "
-                f"{self.player.num_actions - 1}"
-            )
+        action = self._checked(self._runner.act(history.state(), exploration))
         activity.enter(Doing.STEP)
         observation, reward, terminated, truncated, game_over = self.player.step(action)
         activity.enter(Doing.RUNNING)
@@ -330,6 +339,18 @@ class Loop:
         """Close the player, once."""
         self.activity.enter(Doing.CLOSING)
         self.player.close()
+
+    def _checked(self, action: Any) -> int:
+        try:
+            number = operator.index(action)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.player.num_actions:
+            raise PlayerError(
+                f"act() returned {action!r:.80}; expected an action from 0 to "
+                f"{self.player.num_actions - 1}"
+            )
+        return number
 
     def _restart(self, seed: int | None) -> None:
         self.activity.enter(Doing.RESET)
