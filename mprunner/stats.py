@@ -126,7 +126,7 @@ class Histogram:
 
     def add(self, value: float, times: int = 1) -> None:
         """Count `value` (at least 0) `times` times."""
-        key = int(math.log(value) / self._LOG_STEP) if value > 1e-9 else -1000
+        key = math.floor(math.log(value) / self._LOG_STEP) if value > 1e-9 else -1000
         self._bins[key] = self._bins.get(key, 0) + times
         self._count += times
         self._sum += value * times
