@@ -1,0 +1,45 @@
+"""`benchmarks/compare_threads.py`: a short run, its record and its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_short_run_fills_the_table(tmp_path: Path) -> None:
+    """Measured, recorded, and put between the marks; what is around them stays."""
+    readme = tmp_path / "README.md"
+    begin, end = "<!-- compare_threads:begin -->", "<!-- compare_threads:end -->"
+    readme.write_text(f"before\n{begin}\nold\n{end}\nx")
+    record = tmp_path / "results" / "record.json"
+    command = [sys.executable, ROOT / "benchmarks" / "compare_threads.py", "--seconds", "0.05"]
+    command += ["--repeats", "2", "--simulators", "Life in plain Python"]
+    command += ["--json", record, "--readme", readme, "--update-readme"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(record.read_text())
+    assert [len(series["values"]) for series in made["series"]] == [2, 2, 2]
+    assert made["machine"] and made["versions"]["mprunner"] and made["date"]
+    text = readme.read_text()
+    assert text.startswith(f"before\n{begin}\n| landed steps/s |")
+    assert text.endswith(f"\n{end}\nx") and "old" not in text
+    assert "| Life in plain Python | " in text and "2 interleaved repeats" in text
+
+
+def test_marks_that_are_not_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better an error than a table in the wrong place."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from readme import between, replace_between
+
+    marked = "<!-- a:begin -->\nold\n<!-- a:end -->"
+    assert replace_between(marked, "a", "new\n") == marked.replace("old", "new")
+    assert between(marked, "a") == "old"
+    for text in ("", "<!-- a:end --><!-- a:begin -->", marked + marked):
+        with pytest.raises(ValueError, match="once each"):
+            replace_between(text, "a", "new")
