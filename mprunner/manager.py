@@ -9,6 +9,7 @@ import atexit
 import importlib
 import logging
 import math
+import os
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ import numpy as np
 
 from mprunner.backends.base import Backend, Settings
 from mprunner.checks import at_least, one_of, seconds
-from mprunner.errors import ClosedError, ConfigurationError, MprunnerError
+from mprunner.errors import ClosedError, ConfigurationError, MprunnerError, WorkerError
 from mprunner.player import is_environment
 from mprunner.predictors import LocalPredictor, Weights
 from mprunner.replay.memory import ReplayMemory
@@ -74,6 +75,8 @@ class EnvRunnerManager:
         start_method: of the processes: "forkserver", "spawn" or "fork"; None: forkserver where
             there is one, else spawn.
         on_failure: "raise", or "restart": replace a worker that failed.
+        on_restart: called with the `WorkerError` whenever a worker is about to be replaced, in a
+            thread of ours: it should be quick, and must not call `step`, `join` or `close`.
         max_restarts: of one runner within `restart_window` seconds; then its error is raised.
         restart_window: seconds.
         step_timeout: seconds in one reset or step after which a worker counts as stalled;
@@ -103,6 +106,7 @@ class EnvRunnerManager:
         seed: int | None = None,
         start_method: str | None = None,
         on_failure: str = "raise",
+        on_restart: Callable[[WorkerError], None] | None = None,
         max_restarts: int = 3,
         restart_window: float = 60.0,
         step_timeout: float | None = None,
@@ -114,6 +118,9 @@ class EnvRunnerManager:
         resources_per_runner: Mapping[str, float] | None = None,
     ) -> None:
         self._closed = False
+        self._stopped = False
+        self._owner = os.getpid()
+        self._close_lock = threading.RLock()
         if backend != "ray" and not (address is None and resources_per_runner is None):
             raise ConfigurationError(
                 "address and resources_per_runner are for backend='ray' alone; the backend is "
@@ -135,6 +142,7 @@ class EnvRunnerManager:
             max_batch_size=(
                 None if max_batch_size is None else at_least("max_batch_size", max_batch_size, 1)
             ),
+            on_restart=on_restart,
             ray_address=address,
             resources_per_runner=resources_per_runner or {"CPU": 1},
         )
@@ -166,6 +174,7 @@ class EnvRunnerManager:
             memory.close_streams()
             raise
         self._at_exit, self._finalizer = _close_at_exit(self)
+        _managers.add(self)
 
     def step(self, exploration: float, num_steps: int = 1) -> None:
         """Have runners do steps; returns when they are on their way.
@@ -290,9 +299,15 @@ class EnvRunnerManager:
         """Do the steps under way, then stop every worker; later calls do nothing.
 
         Within `close_timeout` plus the time to end what does not stop by itself. Works after
-        any failure and from any thread.
+        any failure and from any thread; a call that finds another at it waits for that. In a
+        forked child it does nothing.
+
+        Raises:
+            MprunnerError: what failed while it closed, once everything is stopped.
         """
-        self._close(finish=self._sticky.error is None)
+        healthy = self._sticky.error is None
+        if self._close(finish=healthy) and healthy:
+            self._sticky.check()
 
     def __enter__(self) -> EnvRunnerManager:
         self._check_usable()
@@ -305,20 +320,34 @@ class EnvRunnerManager:
         traceback: TracebackType | None,
     ) -> None:
         self._close(finish=kind is None and self._sticky.error is None)
-        if kind is None:
+        if kind is None and os.getpid() == self._owner:
             self._sticky.check()
 
-    def _close(self, finish: bool) -> None:
-        with self._step_lock:
-            if self._closed:
-                return
-            self._closed = True
+    def _close(self, finish: bool) -> bool:
+        """True if it was this call that stopped the workers."""
+        if os.getpid() != self._owner:
+            return False
+        self._closed = True  # before the lock: a step() that waits for room looks, and lets go
+        with self._close_lock:
+            if self._stopped:
+                return False
+            locked = self._step_lock.acquire(timeout=self._settings.close_timeout)
+            try:
+                self._stop(finish)
+            finally:
+                if locked:
+                    self._step_lock.release()
+        return True
+
+    def _stop(self, finish: bool) -> None:
+        self._stopped = True
         atexit.unregister(self._at_exit)
         try:
             self._backend.close(finish)
         finally:
             self._memory.close_streams()
-            # It keeps the backend, which keeps the error, whose traceback keeps this manager.
+            # It keeps the backend, which keeps the error, whose traceback keeps this manager;
+            # and by then another manager may have claimed the streams that it gives up.
             self._finalizer.detach()
 
     def _check_usable(self) -> None:
@@ -429,9 +458,6 @@ def _close_at_exit(
     manager: EnvRunnerManager,
 ) -> tuple[Callable[[], None], weakref.finalize[..., EnvRunnerManager]]:
     """Ends the pool at interpreter exit, or when its manager is no longer referenced."""
-    backend, memory = manager._backend, manager._memory
-    finalizer = weakref.finalize(manager, _abandon, backend, memory)
-    finalizer.atexit = False
     reference = weakref.ref(manager)
 
     def close() -> None:
@@ -440,9 +466,26 @@ def _close_at_exit(
             alive._close(finish=False)
 
     atexit.register(close)
+    finalizer = weakref.finalize(manager, _abandon, manager._backend, manager._memory, close)
+    finalizer.atexit = False
     return close, finalizer
 
 
-def _abandon(backend: Backend, memory: ReplayMemory) -> None:
+def _abandon(backend: Backend, memory: ReplayMemory, at_exit: Callable[[], None]) -> None:
+    atexit.unregister(at_exit)
     backend.close(False)
     memory.close_streams()
+
+
+_managers: weakref.WeakSet[EnvRunnerManager] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: the pools are its parent's. Takes no lock: one may have been held."""
+    for manager in list(_managers):
+        manager._closed = manager._stopped = True
+        manager._finalizer.detach()
+    _managers.clear()
+
+
+os.register_at_fork(after_in_child=_disown)

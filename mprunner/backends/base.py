@@ -16,6 +16,7 @@ import numpy as np
 
 from mprunner.activity import Activity, Cells, Doing
 from mprunner.blocks import BlockInfo
+from mprunner.errors import WorkerError
 from mprunner.experience import Rows
 from mprunner.predictors import LocalPredictor, Weights
 from mprunner.replay.memory import ReplayMemory
@@ -38,6 +39,7 @@ class Settings:
     close_timeout: float = 5.0
     deterministic: bool = False
     max_batch_size: int | None = None
+    on_restart: Callable[[WorkerError], None] | None = None
     ray_address: str | None = None
     resources_per_runner: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
 

@@ -1,7 +1,7 @@
-"""The queues and the shared rows of one worker.
+"""All that is between the parent and one worker: queues, shared rows, clock and lifeline.
 
-Owns the layout of the shared block and the rule that no lock is shared: each queue has one
-process at each end, so a worker that is killed can hold nothing that others need.
+Owns the layout of the shared block and who may write which part of it: no cell has two
+writers, and a block belongs to one side at a time.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import pickle
-import queue
 import select
-import struct
 import tempfile
-import threading
-import time
 from dataclasses import dataclass
-from multiprocessing import connection, context, queues, reduction
+from multiprocessing import connection, context, reduction
 from typing import Any
 
 import numpy as np
 
 from mprunner.activity import Activity
 from mprunner.backends.base import Pace
+from mprunner.backends.pipes import OneWayQueue, ParentGone, ResultQueue
 from mprunner.blocks import block_rows
 from mprunner.experience import ROW, Array
 
@@ -31,160 +27,6 @@ NUM_BLOCKS = 4
 #: A reply with Q values must fit in a pipe that nobody reads, so that sending never waits.
 MAX_SERVED_ACTIONS = 4096
 _ALIGN = 64
-_FRAME = struct.Struct("<I")
-
-
-class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
-    """A bounded queue from one process to one other.
-
-    `put` sends at the call: there is no feeder thread, so an object is pickled as it is now
-    and one that cannot be is refused here. There is no lock or semaphore between the
-    processes either: the bound is kept by a counter that only the reading side writes.
-
-    Args:
-        maxsize: the most items in the queue, at least 1.
-        taken: one integer cell in shared memory, zero at first.
-    """
-
-    def __init__(self, maxsize: int, taken: Any) -> None:
-        # Not super().__init__(): it makes named semaphores, which outlive a killed parent.
-        self._maxsize = maxsize
-        self._reader: Any
-        self._writer: Any
-        self._reader, self._writer = connection.Pipe(duplex=False)
-        self._taken = taken
-        self._put_count = 0
-        self._put_lock = threading.Lock()
-        self._closed = False
-
-    def __getstate__(self) -> Any:
-        context.assert_spawning(self)
-        return self._maxsize, self._reader
-
-    def __setstate__(self, state: Any) -> None:
-        self._maxsize, self._reader = state
-        self._writer = None
-        self._taken = None  # set by the channel, which maps the cell
-        self._closed = False
-
-    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Send `obj`; see `queue.Queue.put`.
-
-        Raises:
-            queue.Full: there was no room in time.
-            OSError: the reading process is gone.
-        """
-        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._put_lock:
-            if self._closed:
-                raise ValueError("the queue is closed")
-            while self.full():
-                if not block or (deadline is not None and time.monotonic() >= deadline):
-                    raise queue.Full
-                time.sleep(0.001)
-            self._put_count += 1
-            self._writer.send_bytes(data)
-
-    def put_last(self, obj: Any) -> None:
-        """Send `obj` even if the queue is full; for the one that ends it."""
-        with self._put_lock:
-            self._writer.send_bytes(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next object; see `queue.Queue.get`.
-
-        Raises:
-            queue.Empty: there was none in time.
-            EOFError: the writing process is gone.
-        """
-        if not (block and timeout is None) and not self._reader.poll(timeout if block else 0):
-            raise queue.Empty
-        data = self._reader.recv_bytes()
-        self._taken[0] += 1
-        return pickle.loads(data)
-
-    def qsize(self) -> int:
-        """Items sent and not yet taken; for the writing side."""
-        return self._put_count - int(self._taken[0])
-
-    def full(self) -> bool:
-        """True if a `put` would wait; for the writing side."""
-        return self.qsize() >= self._maxsize
-
-    def empty(self) -> bool:
-        """True if a `get` would wait; for the reading side."""
-        return not self._reader.poll()
-
-    def close(self) -> None:
-        """Close this process's ends."""
-        self._closed = True
-        for end in (self._reader, self._writer):
-            if end is not None:
-                end.close()
-
-    def join_thread(self) -> None:
-        """Nothing to join: there is no feeder thread."""
-
-    def cancel_join_thread(self) -> None:
-        """Nothing to cancel: there is no feeder thread."""
-
-
-class ResultQueue:
-    """Messages from a worker to the parent, which never waits for the end of one.
-
-    The parent reads what is there and keeps half a message for the next time: the worker may
-    have been stopped or killed while it was writing.
-    """
-
-    def __init__(self) -> None:
-        self.reader, self._writer = connection.Pipe(duplex=False)
-        os.set_blocking(self.reader.fileno(), False)
-        self._half = b""
-
-    def __getstate__(self) -> Any:
-        context.assert_spawning(self)
-        return self._writer
-
-    def __setstate__(self, writer: Any) -> None:
-        self._writer = writer
-        self.reader = None  # type: ignore[assignment]
-
-    def put(self, *message: Any) -> None:
-        """Worker: send a message now."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        view = memoryview(_FRAME.pack(len(data)) + data)
-        while view:
-            view = view[os.write(self._writer.fileno(), view):]
-
-    def get_all(self) -> list[tuple[Any, ...]]:
-        """Parent: all messages that are complete."""
-        chunks = [self._half]
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.reader.fileno(), 65536):
-                chunks.append(chunk)
-                if len(chunk) < 65536:
-                    break
-        data = b"".join(chunks)
-        messages, at = [], 0
-        while len(data) - at >= 4:
-            end = at + 4 + _FRAME.unpack_from(data, at)[0]
-            if end > len(data):
-                break
-            messages.append(pickle.loads(data[at + 4:end]))
-            at = end
-        self._half = data[at:]
-        return messages
-
-    def close_writer(self) -> None:
-        """Parent: only the worker writes."""
-        self._writer.close()
-
-    def close(self) -> None:
-        """Close this process's ends."""
-        for end in (self.reader, self._writer):
-            if end is not None:
-                end.close()
 
 
 class SharedMemory:
@@ -241,17 +83,30 @@ class Channel:
 
     Args:
         spec: of the layout.
+
+    Attributes:
+        lifeline: the worker's end of a pipe in which nothing ever comes; it ends with the parent.
+            Every worker has its own: who is told of the end belongs to the pipe's end, which a
+            shared one would have only once.
     """
 
     def __init__(self, spec: ChannelSpec) -> None:
         self.spec = spec
+        self._made_here = True
         self._shared = SharedMemory(_Layout(spec).num_bytes)
-        self._map()
-        self.jobs = OneWayQueue(spec.max_jobs, self._cells[6:7])
-        self.results = ResultQueue()
-        self._answer_reader, self._answer_writer = connection.Pipe(duplex=False)
-        self.stack_reader, self.stack_writer = connection.Pipe(duplex=False)
+        try:
+            self._map()
+            self.jobs = OneWayQueue(spec.max_jobs, self._cells[6:7])
+            self.results = ResultQueue()
+            self._answer_reader, self._answer_writer = connection.Pipe(duplex=False)
+            self.stack_reader, self.stack_writer = connection.Pipe(duplex=False)
+            self.lifeline, self._lifeline_end = connection.Pipe(duplex=False)
+        except BaseException:
+            self._shared.close_fd()  # connections close themselves
+            raise
+        # The writer is a fault handler: in a pipe that nobody reads, it must not wait.
         os.set_blocking(self.stack_reader.fileno(), False)
+        os.set_blocking(self.stack_writer.fileno(), False)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return (
@@ -261,6 +116,7 @@ class Channel:
             self.results,
             self._answer_reader,
             self.stack_writer,
+            self.lifeline,
         )
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -271,7 +127,9 @@ class Channel:
             self.results,
             self._answer_reader,
             self.stack_writer,
+            self.lifeline,
         ) = state
+        self._made_here = False
         self._map()
         self.jobs._taken = self._cells[6:7]
 
@@ -296,8 +154,18 @@ class Channel:
         self._shared.close_fd()
         self.jobs._reader.close()
         self.results.close_writer()
-        self._answer_reader.close()
-        self.stack_writer.close()
+        for end in (self._answer_reader, self.stack_writer, self.lifeline):
+            end.close()
+
+    def begin(self) -> None:
+        """Worker: what it was forked with of the parent's ends goes."""
+        if not self._made_here:
+            return
+        self._shared.close_fd()
+        self.jobs._writer.close()
+        self.results.reader.close()
+        for end in (self._answer_writer, self.stack_reader, self._lifeline_end):
+            end.close()
 
     def free_block(self) -> int | None:
         """Worker: a block that the parent has no use for, or None."""
@@ -317,9 +185,15 @@ class Channel:
         self._cells[5] = 1
         while (block := self.free_block()) is None:
             if poller.poll(50):
-                self._answer_reader.recv_bytes()
+                self._clear_wake_up()
         self._cells[5] = 0
         return block
+
+    def _clear_wake_up(self) -> None:
+        try:
+            self._answer_reader.recv_bytes()
+        except (EOFError, ConnectionError):
+            raise ParentGone from None
 
     def take_block(self, block: int) -> None:
         """Worker: it is the parent's from now on."""
@@ -336,12 +210,31 @@ class Channel:
         with contextlib.suppress(OSError):  # it is gone; its sentinel tells
             self._answer_writer.send_bytes(data)
 
+    def wait_for_job(self) -> Any:
+        """Worker: the next job; None if there will be no more.
+
+        Raises:
+            ParentGone: nobody can send one any more.
+        """
+        try:
+            return self.jobs.get()
+        except (EOFError, ConnectionError):
+            raise ParentGone from None
+
     def wait_for_answer(self) -> Array | None:
-        """Worker: Q values ``(num_actions,)``, or None when it shall stop."""
-        while not (data := self._answer_reader.recv_bytes()):
-            if self.pace.stopping:
-                return None
-        return np.frombuffer(data, np.float64)
+        """Worker: Q values ``(num_actions,)``, or None when it shall stop.
+
+        Raises:
+            ParentGone: nobody can give them any more.
+        """
+        try:
+            # First a look: the message that tells of the stop may have ended a wait for a block.
+            while not self.pace.stopping:
+                if data := self._answer_reader.recv_bytes():
+                    return np.frombuffer(data, np.float64)
+        except (EOFError, ConnectionError):
+            raise ParentGone from None
+        return None
 
     def read_stack(self) -> str:
         """Parent: what the worker's fault handler wrote so far."""
@@ -361,6 +254,8 @@ class Channel:
             self._answer_writer,
             self.stack_reader,
             self.stack_writer,
+            self.lifeline,
+            self._lifeline_end,
         ):
             end.close()
 

@@ -31,7 +31,6 @@ class InlineBackend(LocalBackend):
         except BaseException:
             self.close(False)
             raise
-        self.state = "running"
 
     def submit(self, worker: int, exploration: float, num_steps: int) -> None:
         """See `Backend.submit`; the steps are done on return."""
@@ -39,15 +38,29 @@ class InlineBackend(LocalBackend):
         self.paces[worker].send(num_steps)
         try:
             self.run(worker, exploration, num_steps)
+        except KeyboardInterrupt:
+            self._give_up(worker)
+            raise
         except WorkerRaised as error:
             # A served predictor is the parent's, here as on every backend: no worker has failed.
             if isinstance(error.__cause__, PredictorError) and self._server.serves(worker):
                 raise error.__cause__
             raise
 
+    def _give_up(self, worker: int) -> None:
+        """Ctrl-C: what is left of the job counts as lost, so that nobody waits for it."""
+        loop, pace = self.loops[worker], self.paces[worker]
+        if loop is not None:
+            loop.writer.flush()
+        lost = self.jobs[worker].num_steps
+        self.jobs[worker].land(lost)
+        while pace.outstanding > 0:
+            pace.done()
+        self.recorder.add_lost(worker, lost)
+
     def close(self, finish: bool) -> None:
         """See `Backend.close`."""
-        self.state = "closed"
+        self.states = ["closed" for _ in self.runners]
         failures = [self.close_player(worker) for worker in range(len(self.runners))]
         for failure in failures:
             if failure is not None:

@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Iterator
 from multiprocessing import connection, context, popen_fork, process, reduction, spawn
 from typing import Any
@@ -32,7 +34,8 @@ MATH_THREAD_VARIABLES = (
 )
 _PRELOAD = "mprunner.backends.worker"
 _lock = threading.Lock()
-_servers: dict[tuple[str | None, ...], Any] = {}
+_servers: dict[tuple[str, ...], Any] = {}
+_starting: tuple[int, WorkerProcess] | None = None  # (thread, process) while one is started
 
 
 def start_method(asked: str | None) -> str:
@@ -66,14 +69,24 @@ class WorkerProcess(process.BaseProcess):
     _start_method = None
 
     def launch(self, method: str) -> None:
-        """Start it."""
-        with _lock, _quiet_start():
-            self._popen = _POPENS[method](self)
+        """Start it; must not be called in the main thread, where Ctrl-C could cut it short."""
+        global _starting
         self._pidfd: int | None = None
-        if method != "forkserver" and hasattr(os, "pidfd_open"):
-            # Else the sentinel is a pipe that what the worker has started may keep open.
-            self._pidfd = os.pidfd_open(self._popen.pid)
+        with _lock, _quiet_start(method):
+            _starting = threading.get_ident(), self
+            try:
+                self._popen = _POPENS[method](self)
+            finally:
+                _starting = None
+        if method != "forkserver":
+            self._open_pidfd()
         self._sentinel = self._popen.sentinel if self._pidfd is None else self._pidfd
+
+    def _open_pidfd(self) -> None:
+        # The sentinel is a pipe that what the worker has started may keep open.
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # not in every kernel and sandbox
+                self._pidfd = os.pidfd_open(self._popen.pid)
 
     def kill_group(self, signum: int) -> None:
         """Signal the worker and all that it started; nothing if they are gone."""
@@ -87,9 +100,15 @@ class WorkerProcess(process.BaseProcess):
 
     def wait_gone(self, timeout: float | None) -> bool:
         """Wait for its end; False if the time (seconds) was up first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         if self._popen.returncode is None:
             connection.wait([self._sentinel], timeout)
-        return self._popen.poll() is not None
+        # A pipe ends a moment before its process can be waited for.
+        while self._popen.poll() is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+        return True
 
     def release(self) -> None:
         """Give back its descriptors; it must have ended."""
@@ -105,19 +124,33 @@ class WorkerProcess(process.BaseProcess):
 
 
 @contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Ctrl-C and math threads, set for a child until it has set its own."""
-    added = [name for name in MATH_THREAD_VARIABLES if name not in os.environ]
-    os.environ.update({name: "1" for name in added})
+def _quiet_start(method: str) -> Iterator[None]:
+    """Ctrl-C, set for a child until it has set its own."""
+    if method != "fork":
+        # Now, since its start unblocks what is blocked here.
+        resource_tracker.ensure_running()
     # A blocked signal is inherited; a worker that has just been forked would else print a
     # traceback of its own at Ctrl-C.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with warnings.catch_warnings():
+            if method == "fork":  # asked for by name, so no warning about our own threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for a child that takes over the parent's, in addition."""
+    added = [name for name in variables if name not in os.environ]
+    os.environ.update({name: variables[name] for name in added})
+    try:
+        yield
+    finally:
         for name in added:
-            del os.environ[name]
+            os.environ.pop(name, None)
 
 
 def _pickled(popen: Any, process_obj: Any) -> bytes:
@@ -154,7 +187,8 @@ if sys.platform != "win32":
             # The child sees the end of its parent by the other end of this pipe.
             alive = os.dup(write_end)
             self.finalizer = _util.Finalize(self, _util.close_fds, (alive, self.sentinel))
-            with open(write_end, "wb") as pipe:
+            # It may have died before it has read all; then its sentinel tells.
+            with contextlib.suppress(BrokenPipeError), open(write_end, "wb") as pipe:
                 pipe.write(data)
             self.pid = forkserver.read_signed(self.sentinel)
 
@@ -172,32 +206,76 @@ if sys.platform != "win32":
             self.finalizer = _util.Finalize(self, _util.close_fds, (self.sentinel, write_end))
             try:
                 command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_read)
+                _set_math_threads(command)
                 fds = [*self._fds, child_read, child_write]
                 self.pid = _util.spawnv_passfds(spawn.get_executable(), command, fds)
             finally:
                 os.close(child_read)
                 os.close(child_write)
-            with open(write_end, "wb", closefd=False) as pipe:
-                pipe.write(data)
+            with contextlib.suppress(BrokenPipeError):
+                with open(write_end, "wb", closefd=False) as pipe:
+                    pipe.write(data)
 
     _POPENS["forkserver"] = _ForkServerPopen
     _POPENS["spawn"] = _SpawnPopen
 
 
+def _set_math_threads(command: list[str]) -> None:
+    """Have a fresh interpreter set them first of all: it takes over our own environment."""
+    if "-c" in command:
+        at = command.index("-c") + 1
+        names = " ".join(MATH_THREAD_VARIABLES)
+        command[at] = (
+            f"import os; [os.environ.setdefault(n, '1') for n in {names!r}.split()]; "
+            + command[at]
+        )
+
+
 def _fork_server() -> Any:
     """One server per setting of the math threads, since a loaded library keeps its own."""
-    key = tuple(os.environ.get(name) for name in MATH_THREAD_VARIABLES)
-    server = _servers.get(key)
+    environment = worker_environment()
+    variables = {name: environment[name] for name in MATH_THREAD_VARIABLES}
+    server: Any = _servers.get(tuple(variables.values()))
     if server is None:
-        server = _servers[key] = forkserver.ForkServer()
+        server = _servers[tuple(variables.values())] = forkserver.ForkServer()
         server.set_forkserver_preload([_PRELOAD])
+    if server._forkserver_pid is None or not _is_running(server._forkserver_pid):
+        with _environment(variables):
+            server.ensure_running()
     return server
+
+
+def _is_running(child: int) -> bool:
+    """Look without reaping; the environment is not touched when there is nothing to start."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    return False
 
 
 def start_helpers() -> None:
     """Start what `helper_pids` names; the first pool does it by itself."""
-    with _lock, _quiet_start():
-        _fork_server().ensure_running()
+    with _lock, _quiet_start("forkserver"):
+        _fork_server()
+
+
+def forked_process() -> WorkerProcess | None:
+    """In a child that has just been forked: what it was forked for, if we did it."""
+    if _starting is None or _starting[0] != threading.get_ident():
+        return None
+    return _starting[1]
+
+
+def _after_fork() -> None:
+    """In a forked child: its parent's fork servers are not its own, and no lock is held."""
+    global _lock
+    _lock = threading.Lock()
+    for server in _servers.values():
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)  # else it outlives its parent
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def leave_fork_server() -> None:

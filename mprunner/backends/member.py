@@ -21,7 +21,7 @@ from mprunner.errors import WorkerDied, WorkerError, WorkerStalled
 
 #: Seconds for a fault handler to write a stack; for SIGTERM to do its work.
 _STACK_S = 0.2
-_TERMINATE_S = 0.5
+TERMINATE_S = 0.5
 #: Seconds for a worker that has said why it fails to close its player.
 _LAST_WORDS_S = 1.0
 
@@ -36,7 +36,8 @@ class Member:
         landed: steps of this process that have landed.
         num_actions: of its player, once it is ready.
         error: why it fails, known before its process has ended.
-        leaving: it was sent its last job and has said that it is done.
+        leaving: it has closed its player and said so.
+        told: its failure has been reported.
     """
 
     def __init__(self, index: int, spec: ChannelSpec, settings: Settings, method: str) -> None:
@@ -47,6 +48,7 @@ class Member:
         self.num_actions = 0
         self.error: WorkerError | None = None
         self.leaving = False
+        self.told = False
         self.restarts = 0
         self.restart_at = 0.0
         self.began = 0.0
@@ -56,8 +58,10 @@ class Member:
         self._settings = settings
         self._method = method
         self._process: launch.WorkerProcess | None = None
+        self._launching: tuple[launch.WorkerProcess, Channel] | None = None
+        self._not_sent = 0  # steps asked for while there is no process
         self._touched = 0.0
-        self._asked_stack = False
+        self._late: str | None = None
         self._next: tuple[float, Callable[[], None]] | None = None
 
     def start(self, make_spec: Callable[[int], worker.WorkerSpec]) -> None:
@@ -66,24 +70,29 @@ class Member:
         Args:
             make_spec: what it is started with, by the number of restarts.
         """
-        channel = self.channel = Channel(self._spec)
-        process = self._process = launch.WorkerProcess(
+        channel = Channel(self._spec)
+        process = launch.WorkerProcess(
             target=worker.main,
             args=(channel, make_spec(self.restarts)),
             name=f"mprunner-worker-{self.index}",
         )
-        self.state, self.error, self.landed = "starting", None, 0
-        self._next, self._asked_stack = None, False
-        self.began = self._touched = time.monotonic()
+        self.error, self.landed, self.leaving, self.told = None, 0, False, False
+        self._next, self._late = None, None
+        self._launching = process, channel
         try:
             process.launch(self._method)
         except BaseException:
-            self._process = None
             channel.close()
             raise
+        finally:
+            self._launching = None
         channel.started()
+        self.began = self._touched = time.monotonic()
         for exploration, num_steps in self.jobs.left():
             self._send(channel, exploration, num_steps)
+        # The channel before the process: who finds it alive reads the new one's counters.
+        self.channel, self.state = channel, "starting"
+        self._process = process
 
     @property
     def alive(self) -> bool:
@@ -93,7 +102,8 @@ class Member:
     @property
     def pid(self) -> int | None:
         """Of the process that runs now."""
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
 
     @property
     def sentinel(self) -> int:
@@ -104,10 +114,13 @@ class Member:
     def submit(self, exploration: float, num_steps: int) -> None:
         """Add a job, and send it unless the worker is about to be replaced."""
         self.jobs.add(exploration, num_steps)
-        if self.channel is not None and self.alive:
-            if not self.channel.pace.outstanding:
-                self._touched = time.monotonic()
-            self._send(self.channel, exploration, num_steps)
+        if not self.alive:
+            self._not_sent += num_steps
+            return
+        assert self.channel is not None
+        if not self.channel.pace.outstanding:
+            self._touched = time.monotonic()
+        self._send(self.channel, exploration, num_steps)
 
     def can_submit(self) -> bool:
         """False while its queue is full."""
@@ -118,9 +131,10 @@ class Member:
     @property
     def outstanding(self) -> int:
         """Steps asked for and not yet executed."""
+        # Any thread asks, without the lock; so this reads counters and no job log.
         if self.alive and self.channel is not None:
             return self.channel.pace.outstanding
-        return self.jobs.num_steps
+        return self._not_sent
 
     def touch(self) -> None:
         """It has just been given what it waited for; from now on it is on its own."""
@@ -135,12 +149,13 @@ class Member:
             channel.pace.stop()
             channel.answer(b"")
         with suppress(OSError):
-            channel.jobs.put_last(None)
+            channel.jobs.put_over(None)
 
     def signal_group(self, signum: int) -> None:
         """Signal the worker and all that it started."""
-        if self._process is not None:
-            self._process.kill_group(signum)
+        process = self._process
+        if process is not None:
+            process.kill_group(signum)
 
     def expect_end(self) -> None:
         """It has said that it ends; it is helped after a while."""
@@ -159,16 +174,50 @@ class Member:
             if now >= self._next[0]:
                 action, self._next = self._next[1], None
                 action()
-            if self._asked_stack and self._next is None and self.error is None:
-                return self._stalled(now)
+            if self._late is not None and self._next is None and self.error is None:
+                return self._stalled(now, self._late)
             return None
-        if self.error is None and self._limit_passed(now, waits_for_us):
-            self._asked_stack = True
-            if worker.STACK_SIGNAL is not None and self.state == "running":
-                with suppress(ProcessLookupError):
-                    os.kill(self.pid or 0, worker.STACK_SIGNAL)
-            self._later(_STACK_S, lambda: None)
+        limit = None if self.error is not None else self._limit_passed(now, waits_for_us)
+        if limit is not None:
+            self.ask_stack(limit)
         return None
+
+    def is_late(self, now: float, waits_for_us: bool) -> bool:
+        """It seems to have stalled, as far as is known of what it has sent."""
+        return (
+            self.alive
+            and self._next is None
+            and self.error is None
+            and self._limit_passed(now, waits_for_us) is not None
+        )
+
+    def ask_stack(self, limit: str) -> None:
+        """It has stalled: have it write its stack, and tell with the next looks.
+
+        Args:
+            limit: what it has exceeded, in words.
+        """
+        self._late = limit
+        assert self.channel is not None
+        # Not before it has begun: until its handler is there, the signal would end it.
+        if worker.STACK_SIGNAL is not None and self.channel.activity.since:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid or 0, worker.STACK_SIGNAL)
+        self._later(_STACK_S, lambda: None)
+
+    def settle(self) -> int:
+        """The process has ended and what it sent is taken in: take its counts to the log.
+
+        Returns:
+            Steps that it had executed and whose rows will never arrive.
+        """
+        assert self.channel is not None
+        # Landed may be one more than executed: a block may leave in the middle of the step
+        # that fills it, and the step counts as executed only at its end.
+        lost = max(0, self.channel.pace.executed - self.landed)
+        self.jobs.land(lost)
+        self._not_sent = self.jobs.num_steps
+        return lost
 
     def reap(self) -> WorkerError:
         """The process has ended: give back what it had; why it ended, as an error."""
@@ -178,12 +227,23 @@ class Member:
         process.kill_group(signal.SIGKILL)
         exitcode, pid = process.exitcode, process.pid
         stack = channel.read_stack()
-        process.release()
         self._process = None
         self._next = None
+        process.release()
         channel.close()
         doing = channel.activity.doing.label
         return self.error or WorkerDied(self.index, pid, exitcode, doing, stack)
+
+    def forget(self, own: launch.WorkerProcess | None) -> None:
+        """In a forked child: let go of what would keep the worker alive.
+
+        Args:
+            own: what the child was forked for; it needs its channel.
+        """
+        if self.channel is not None:
+            self.channel.close()
+        if self._launching is not None and self._launching[0] is not own:
+            self._launching[1].close()
 
     @property
     def due(self) -> bool:
@@ -193,34 +253,32 @@ class Member:
     def _send(self, channel: Channel, exploration: float, num_steps: int) -> None:
         channel.pace.send(num_steps)
         with suppress(OSError):  # it is gone; its sentinel tells, and the job is in the log
-            channel.jobs.put((exploration, num_steps), block=False)
+            channel.jobs.put_over((exploration, num_steps))
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._next = (time.monotonic() + seconds, action)
 
-    def _limit_passed(self, now: float, waits_for_us: bool) -> bool:
-        channel = self.channel
+    def _limit_passed(self, now: float, waits_for_us: bool) -> str | None:
+        """The limit that it has exceeded, in words."""
+        channel, settings = self.channel, self._settings
         assert channel is not None
         if self.state == "starting":
-            return now - self.began > self._settings.start_timeout
-        limit = self._settings.step_timeout
+            over = now - self.began > settings.start_timeout
+            return f"start_timeout is {settings.start_timeout:g} s" if over else None
+        limit = settings.step_timeout
         if limit is None or waits_for_us or not channel.pace.outstanding:
-            return False
-        return now - max(self._touched, channel.activity.since) > limit
+            return None
+        over = now - max(self._touched, channel.activity.since) > limit
+        return f"step_timeout is {limit:g} s" if over else None
 
-    def _stalled(self, now: float) -> WorkerStalled:
+    def _stalled(self, now: float, limit: str) -> WorkerStalled:
         channel = self.channel
         assert channel is not None
-        starting = self.state == "starting"
-        limit = self._settings.start_timeout if starting else self._settings.step_timeout
+        began = max(self._touched, channel.activity.since)
+        label, stack = channel.activity.doing.label, channel.read_stack()
         error = self.error = WorkerStalled(
-            self.index,
-            self.pid,
-            channel.activity.doing.label,
-            now - max(self._touched, channel.activity.since),
-            f"{'start' if starting else 'step'}_timeout is {limit:g} s",
-            channel.read_stack(),
+            self.index, self.pid, label, now - began, limit, stack
         )
         self.signal_group(signal.SIGTERM)
-        self._later(_TERMINATE_S, partial(self.signal_group, signal.SIGKILL))
+        self._later(TERMINATE_S, partial(self.signal_group, signal.SIGKILL))
         return error

@@ -14,16 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from mprunner.backends.local import LocalBackend, history_first
+from mprunner.backends.local import Abandoned, LocalBackend, history_first
 from mprunner.backends.serving import PredictionServer
 from mprunner.errors import WorkerError, WorkerStalled
 from mprunner.experience import Array
 
 _Job = tuple[float, int]
-
-
-class _Abandoned(Exception):
-    """The pool has failed or closes: a thread that waits for a prediction gets none."""
 
 
 class ThreadBackend(LocalBackend):
@@ -63,7 +59,6 @@ class ThreadBackend(LocalBackend):
         if self._start_failure is not None:
             self.close(False)
             raise self._start_failure
-        self.state = "running"
 
     def submit(self, worker: int, exploration: float, num_steps: int) -> None:
         """See `Backend.submit`."""
@@ -74,14 +69,15 @@ class ThreadBackend(LocalBackend):
     def close(self, finish: bool) -> None:
         """See `Backend.close`; a thread that hangs in a simulator is left behind."""
         if not finish:
+            self.hasty.set()
             for pace in self.paces:
                 pace.stop()
-        self.state = "closed"
         for jobs in self._queues:
             jobs.put(None)
         deadline = time.monotonic() + self.settings.close_timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self.hasty.set()
         for pace in self.paces:
             pace.stop()
         for answers in self._answers:
@@ -89,6 +85,7 @@ class ThreadBackend(LocalBackend):
         self._requests.put(None)
         for thread in [*self._threads, *filter(None, [self._serving])]:
             thread.join(max(0.1, deadline - time.monotonic()))
+        self.states = ["closed" for _ in self.runners]
 
     def _thread(self, main: Any, name: str) -> threading.Thread:
         thread = threading.Thread(target=main, name=name, daemon=True)
@@ -106,14 +103,14 @@ class ThreadBackend(LocalBackend):
         with self.recorder.changed:
             self._ready += 1
             self.recorder.changed.notify_all()
-        failure = None
         try:
             while (job := self._queues[worker].get()) is not None:
                 self.run(worker, *job)
-        except WorkerError as error:
-            if not isinstance(error.__cause__, _Abandoned):
-                failure = error
-        failure = self.close_player(worker) or failure
+        except Abandoned:
+            pass
+        except BaseException as error:
+            self.fail(error)
+        failure = self.close_player(worker)
         if failure is not None:
             self.fail(failure)
 
@@ -121,7 +118,7 @@ class ThreadBackend(LocalBackend):
         self._requests.put((worker, states))
         answer = self._answers[worker].get()
         if answer is None:
-            raise _Abandoned
+            raise Abandoned
         return np.expand_dims(answer, 0)
 
     def _serve(self) -> None:

@@ -5,13 +5,13 @@ Owns the child's side. Imported by the fork server, so it must not import anythi
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import os
+import select
 import signal
-import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from mprunner.activity import Doing
 from mprunner.backends import launch
 from mprunner.backends.base import run_job
 from mprunner.backends.channel import Channel, SharedMemory
+from mprunner.backends.failure import in_words
+from mprunner.backends.pipes import ParentGone
 from mprunner.blocks import BlockInfo, BlockWriter
 from mprunner.experience import Array
 from mprunner.predictors import LocalPredictor, WeightsBoard
@@ -40,7 +42,6 @@ class WorkerSpec:
         seed: of this start.
         served: the predictor stays in the parent.
         environment: variables, as they are in the parent.
-        lifeline: a connection on which nothing ever comes; it ends with the parent.
         weights: where a `LocalPredictor`'s weights are published, or None.
     """
 
@@ -48,37 +49,43 @@ class WorkerSpec:
     seed: np.random.SeedSequence
     served: bool
     environment: dict[str, str]
-    lifeline: Any
     weights: SharedMemory | None
 
 
-class _Stop(Exception):
-    """The parent wants no further step, and gives no further answer."""
+class _Stop(BaseException):
+    """The parent wants no further step, and gives no further answer.
+
+    Not an Exception, which a user's `act` may catch.
+    """
 
 
 def main(channel: Channel, spec: WorkerSpec) -> None:
     """Be a worker until the job None comes or the parent is gone."""
-    _settle(channel, spec)
-    worker = _Worker(channel)
-    try:
-        worker.begin(spec)
-        worker.work()
-    except (EOFError, BrokenPipeError):
-        return  # the parent is gone
-    except _Stop:
-        pass
-    except (Exception, SystemExit) as error:
-        worker.report(error)
-    worker.end()
+    with contextlib.suppress(ParentGone):
+        worker = _Worker(channel)
+        try:
+            _settle(channel, spec)
+            worker.begin(spec)
+            worker.work()
+        except _Stop:
+            pass
+        except ParentGone:
+            raise
+        except BaseException as error:
+            worker.report(error)
+        worker.end()
 
 
 def _settle(channel: Channel, spec: WorkerSpec) -> None:
     """Own process group, no Ctrl-C, an end with the parent, a stack when asked."""
     os.setsid()
+    channel.begin()
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     launch.leave_fork_server()
-    _end_with(spec.lifeline.fileno())
+    _end_with(channel.lifeline.fileno())
     os.environ.clear()
     os.environ.update(spec.environment)
     faulthandler.enable(channel.stack_writer.fileno())
@@ -92,12 +99,15 @@ def _end_with(lifeline: int) -> None:
     By the kernel where it can: a signal on the pipe's hang-up reaches a simulator that holds
     the GIL, too, and what the simulator has started. Else by a thread that waits for it.
     """
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+    if not hasattr(fcntl, "F_SETSIG"):
+        threading.Thread(target=_watch, args=(lifeline,), daemon=True, name="lifeline").start()
+        return
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
     # The parent may have died before; then no hang-up is to come.
-    threading.Thread(target=_watch, args=(lifeline,), daemon=True, name="lifeline").start()
+    if select.select([lifeline], [], [], 0)[0]:
+        _watch(lifeline)
 
 
 def _watch(lifeline: int) -> None:
@@ -158,10 +168,10 @@ class _Worker:
         """Do jobs until there is none any more."""
         channel, loop = self._channel, self._loop
         assert loop is not None
-        jobs, pace, activity = channel.jobs, channel.pace, channel.activity
+        pace, activity = channel.pace, channel.activity
         while True:
             activity.enter(Doing.JOB_WAIT)
-            job = jobs.get()
+            job = channel.wait_for_job()
             activity.enter(Doing.RUNNING)
             if job is None:
                 return
@@ -172,7 +182,7 @@ class _Worker:
         doing = self._channel.activity.doing
         if self._loop is not None:
             self._loop.writer.flush()
-        self._put_error("raised", error, doing)
+        self._put_error(error, doing)
 
     def end(self) -> None:
         """Close the player and say so."""
@@ -182,19 +192,14 @@ class _Worker:
                 self._loop.writer.flush()
             if self._runner is not None:
                 self._runner.close()
-        except (Exception, SystemExit) as error:
-            self._put_error("raised", error, channel.activity.doing)
+        except ParentGone:
+            raise
+        except BaseException as error:
+            self._put_error(error, channel.activity.doing)
         channel.results.put("closed")
-        sys.stdout.flush()
-        sys.stderr.flush()
 
-    def _put_error(self, kind: str, error: BaseException, doing: Doing) -> None:
-        text = "".join(traceback.format_exception(error))
-        try:
-            message = str(error)
-        except Exception:
-            message = "(its text cannot be shown)"
-        self._channel.results.put(kind, doing.label, type(error).__name__, message, text)
+    def _put_error(self, error: BaseException, doing: Doing) -> None:
+        self._channel.results.put("raised", doing.label, *in_words(error))
 
     def _ask(self, states: Array) -> Array:
         """Q ``(1, num_actions)`` from the parent."""

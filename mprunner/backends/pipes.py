@@ -1,0 +1,193 @@
+"""The queues between the parent and one worker, over one pipe each.
+
+Owns their framing and their bounds. No lock, semaphore or name is shared: a worker that is
+killed can hold nothing that others need, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import struct
+import threading
+import time
+from multiprocessing import connection, context, queues
+from typing import Any
+
+_FRAME = struct.Struct("<I")
+
+
+class ParentGone(BaseException):
+    """In a worker: the parent's end of a pipe is closed.
+
+    Not an OSError or EOFError, which a simulator may raise for pipes of its own; and not an
+    Exception, which a user's `act` may catch.
+    """
+
+
+class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
+    """A bounded queue from one process to one other.
+
+    `put` sends at the call: there is no feeder thread, so an object is pickled as it is now
+    and one that cannot be is refused here. There is no lock or semaphore between the
+    processes either: the bound is kept by a counter that only the reading side writes.
+
+    Args:
+        maxsize: the most items in the queue, at least 1.
+        taken: one integer cell in shared memory, zero at first.
+    """
+
+    def __init__(self, maxsize: int, taken: Any) -> None:
+        # Not super().__init__(): it makes named semaphores, which outlive a killed parent.
+        self._maxsize = maxsize
+        self._reader: Any
+        self._writer: Any
+        self._reader, self._writer = connection.Pipe(duplex=False)
+        self._taken = taken
+        self._put_count = 0
+        self._put_lock = threading.Lock()
+        self._closed = False
+
+    def __getstate__(self) -> Any:
+        context.assert_spawning(self)
+        return self._maxsize, self._reader
+
+    def __setstate__(self, state: Any) -> None:
+        self._maxsize, self._reader = state
+        self._writer = None
+        self._taken = None  # set by the channel, which maps the cell
+        self._closed = False
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Send `obj`; see `queue.Queue.put`.
+
+        Raises:
+            queue.Full: there was no room in time.
+            OSError: the reading process is gone.
+        """
+        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._put_lock:
+            if self._closed:
+                raise ValueError("the queue is closed")
+            while self.full():
+                if not block or (deadline is not None and time.monotonic() >= deadline):
+                    raise queue.Full
+                time.sleep(0.001)
+            self._put_count += 1
+            self._writer.send_bytes(data)
+
+    def put_over(self, obj: Any) -> None:
+        """Send `obj` even if the queue is full.
+
+        For the job that ends the worker; and since a worker may be replaced between the look
+        whether there is room and the put, when its successor has been sent all jobs again.
+        """
+        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        with self._put_lock:
+            self._put_count += 1
+            self._writer.send_bytes(data)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next object; see `queue.Queue.get`.
+
+        Raises:
+            queue.Empty: there was none in time.
+            EOFError: the writing process is gone.
+        """
+        if not (block and timeout is None) and not self._reader.poll(timeout if block else 0):
+            raise queue.Empty
+        data = self._reader.recv_bytes()
+        self._taken[0] += 1
+        return pickle.loads(data)
+
+    def qsize(self) -> int:
+        """Items sent and not yet taken; for the writing side."""
+        return self._put_count - int(self._taken[0])
+
+    def full(self) -> bool:
+        """True if a `put` would wait; for the writing side."""
+        return self.qsize() >= self._maxsize
+
+    def empty(self) -> bool:
+        """True if a `get` would wait; for the reading side."""
+        return not self._reader.poll()
+
+    def close(self) -> None:
+        """Close this process's ends."""
+        self._closed = True
+        for end in (self._reader, self._writer):
+            if end is not None:
+                end.close()
+
+    def join_thread(self) -> None:
+        """Nothing to join: there is no feeder thread."""
+
+    def cancel_join_thread(self) -> None:
+        """Nothing to cancel: there is no feeder thread."""
+
+
+class ResultQueue:
+    """Messages from a worker to the parent, which never waits for the end of one.
+
+    The parent reads what is there and keeps half a message for the next time: the worker may
+    have been stopped or killed while it was writing.
+    """
+
+    def __init__(self) -> None:
+        self.reader, self._writer = connection.Pipe(duplex=False)
+        os.set_blocking(self.reader.fileno(), False)
+        self._half = b""
+
+    def __getstate__(self) -> Any:
+        context.assert_spawning(self)
+        return self._writer
+
+    def __setstate__(self, writer: Any) -> None:
+        self._writer = writer
+        self.reader = None  # type: ignore[assignment]
+
+    def put(self, *message: Any) -> None:
+        """Worker: send a message now.
+
+        Raises:
+            ParentGone: nobody can read it any more.
+        """
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        view = memoryview(_FRAME.pack(len(data)) + data)
+        try:
+            while view:
+                view = view[os.write(self._writer.fileno(), view):]
+        except BrokenPipeError:
+            raise ParentGone from None
+
+    def get_all(self) -> list[tuple[Any, ...]]:
+        """Parent: all messages that are complete."""
+        chunks = [self._half]
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.reader.fileno(), 65536):
+                chunks.append(chunk)
+                if len(chunk) < 65536:
+                    break
+        data = b"".join(chunks)
+        messages, at = [], 0
+        while len(data) - at >= 4:
+            end = at + 4 + _FRAME.unpack_from(data, at)[0]
+            if end > len(data):
+                break
+            messages.append(pickle.loads(data[at + 4:end]))
+            at = end
+        self._half = data[at:]
+        return messages
+
+    def close_writer(self) -> None:
+        """Parent: only the worker writes."""
+        self._writer.close()
+
+    def close(self) -> None:
+        """Close this process's ends."""
+        for end in (self.reader, self._writer):
+            if end is not None:
+                end.close()
