@@ -1,0 +1,54 @@
+"""Every way to die at every stage; `make matrix` prints and publishes what is found here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.faults.matrix import NOT_POSSIBLE, Case, Outcome, Run, cases
+from tests.faults.players import STAGES, WAYS
+
+#: A few of each kind that run with the unmarked tests.
+_QUICK = {
+    Case("unpicklable", "step", "raise", "forkserver"),
+    Case("raise", "reset", "restart", "forkserver"),
+    Case("os._exit", "factory", "raise", "forkserver"),
+    Case("SIGKILL", "sending", "restart", "forkserver"),
+    Case("SIGKILL", "holding", "restart", "forkserver"),
+    Case("SIGKILL", "job wait", "raise", "forkserver"),
+    Case("SIGSEGV", "step", "raise", "spawn"),
+    Case("hang", "prediction wait", "restart", "forkserver"),
+    Case("hang", "step", "raise", "forkserver"),
+}
+
+
+def _parameters() -> Iterator[object]:
+    for case in cases():
+        yield pytest.param(case, id=str(case), marks=[] if case in _QUICK else pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[Case, Outcome]]:
+    """What was found; written where MPRUNNER_MATRIX says."""
+    found: dict[Case, Outcome] = {}
+    yield found
+    path = os.environ.get("MPRUNNER_MATRIX")
+    if path:
+        cells = [{**asdict(case), **asdict(outcome)} for case, outcome in found.items()]
+        Path(path).write_text(json.dumps(cells, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("case", list(_parameters()))
+def test_matrix(case, tmp_path, results):
+    results[case] = Run(case, tmp_path).outcome()
+
+
+def test_every_combination_is_tried_or_has_a_reason():
+    tried = {(case.way, case.stage) for case in cases()}
+    assert len(tried) + len(NOT_POSSIBLE) == len(WAYS) * len(STAGES)
+    assert all(NOT_POSSIBLE.values())
