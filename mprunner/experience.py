@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mprunner.errors import MissingExtraError
+
 Array = npt.NDArray[Any]
 
 #: The episode ended by the rules of the game (or a life was lost): no bootstrap beyond it.
@@ -173,3 +175,65 @@ class Batch:
             indices=np.empty(batch_size, np.int64),
             weights=np.empty(batch_size, np.float32),
         )
+
+    def as_torch(self, device: Any = None, non_blocking: bool = False) -> TorchBatch:
+        """The batch as tensors, history first as convolutions want it.
+
+        Args:
+            device: where to; the CPU by default, where the tensors share this batch's memory.
+            non_blocking: does not wait for the copy to the device. The batch must not be
+                overwritten (``out=``) before the copy has ended.
+
+        Returns:
+            A `TorchBatch`. The frames travel to the device once, in one piece.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        try:
+            import torch
+        except ImportError:
+            raise MissingExtraError("Batch.as_torch", "torch", "torch") from None
+
+        def move(array: Array) -> Any:
+            tensor = torch.from_numpy(array)
+            return tensor if device is None else tensor.to(device, non_blocking=non_blocking)
+
+        frames = move(self.frames)
+        history_len = self.state.shape[-1]
+        return TorchBatch(
+            state=frames[:, :history_len],
+            next_state=frames[:, -history_len:],
+            action=move(self.action),
+            reward=move(self.reward),
+            terminated=move(self.terminated),
+            truncated=move(self.truncated),
+            discount=move(self.discount),
+            version=move(self.version.astype(np.int64)),
+            indices=self.indices,
+            weights=move(self.weights),
+        )
+
+
+class TorchBatch(NamedTuple):
+    """A `Batch` as tensors on one device.
+
+    Attributes:
+        state, next_state: ``(B, history_len, *state_shape)``, the memory's dtype: history first.
+            Both are views of one tensor.
+        action, version: ``(B,)`` int64.
+        reward, discount, weights: ``(B,)`` float32.
+        terminated, truncated: ``(B,)`` bool.
+        indices: ``(B,)`` int64, still an array: it goes back to the memory.
+    """
+
+    state: Any
+    next_state: Any
+    action: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    discount: Any
+    version: Any
+    indices: Array
+    weights: Any

@@ -5,8 +5,9 @@ date only when someone asks, for all rows that have landed since at once, so tha
 nothing for it. Knows the rings; nothing of locks, files or batches.
 
 A row is a transition unless it has the flag CLOSING. It can be sampled if its history is still
-there: ``row - age >= oldest``. Because ``row - age`` never falls along a stream, the rows that
-fail this are the first few after the write head, so those that can be sampled are a run.
+there: ``row - age >= oldest``. Along an episode ``row - age`` never falls, and what was cut
+(see `layout`) has no transition that reaches across; so the transitions behind the first row that
+meets this meet it too.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class TransitionIndex:
         slot = (oldest[:, None] + self._window) % cap[:, None] + offset[:, None]
         lacking = self._age[slot] > self._window
         lacking[oldest == 0] = False
-        oldest += lacking.sum(axis=1)
+        oldest += np.logical_and.accumulate(lacking, axis=1).sum(axis=1)
         return oldest
 
     def update(self) -> None:

@@ -45,23 +45,16 @@ def mend(ring: Ring, reserved: int, meta: Array, history_len: int) -> None:
         return
     whole = max(0, reserved - ring.cap)
     lost = np.arange(max(0, ring.end - ring.cap), whole)
-    fill(meta, ring.offset + lost % ring.cap)
+    flags, age = meta["flags"], meta["age"]
+    flags[ring.offset + lost % ring.cap] = CLOSING
     if len(lost):
         for row in range(whole, min(whole + history_len - 1, ring.end)):
-            slot = ring.slot(row)
-            if meta["age"][slot] > row - whole:
-                meta["flags"][slot] = CLOSING
-                meta["age"][slot] = row - whole
+            if age[ring.slot(row)] > row - whole:
+                flags[ring.slot(row)] = CLOSING
     if ring.provisional:
         # The block's first record may have taken its place; the observation is the same.
-        meta["flags"][ring.slot(ring.end - 1)] = CLOSING
-        close_unfinished(ring, meta["flags"])
-
-
-def fill(meta: Array, slots: Array | slice) -> None:
-    """Makes records that are never sampled."""
-    meta["flags"][slots] = CLOSING
-    meta["age"][slots] = 0
+        flags[ring.slot(ring.end - 1)] = CLOSING
+        close_unfinished(ring, flags)
 
 
 def cut(meta: Array, seams: Array, history_len: int, stop: int) -> None:
@@ -75,14 +68,9 @@ def cut(meta: Array, seams: Array, history_len: int, stop: int) -> None:
     """
     flags, age = meta["flags"], meta["age"]
     next_seam = np.append(seams[1:], stop)
-    reaching = []
     for distance in range(history_len - 1):
         slots = (seams + distance)[seams + distance < next_seam]
-        slots = slots[age[slots] > distance]
-        flags[slots] = CLOSING
-        reaching.append((slots, distance))
-    for slots, distance in reaching:
-        age[slots] = distance
+        flags[slots[age[slots] > distance]] = CLOSING
     before = seams[seams > 0] - 1
     before = before[flags[before] < CLOSING]
     flags[before] = CLOSING
@@ -109,7 +97,7 @@ def deal(old: Streams, num_streams: int, meta: Array, history_len: int) -> Strea
     heads = old.offsets + old.ends % old.caps
     heads = heads[old.ends > old.caps]
     for low, high in zip(free.tolist(), stop.tolist()):
-        fill(meta, slice(low, high))
+        meta["flags"][low:high] = CLOSING
     seams = np.unique(np.concatenate([old.offsets, free, heads, stop, new.offsets]))
     cut(meta, seams, history_len, old.max_size)
     for ring in new.rings:

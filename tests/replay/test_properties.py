@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mprunner.experience import TERMINATED, TRUNCATED, Experience
+from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Experience
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.priorities import Priority
 from tests.replay.replay_model import Writer, assert_batch, assert_stack, paint
@@ -18,7 +18,7 @@ STEPS = st.sampled_from(
 )
 OPERATIONS = st.lists(st.tuples(st.integers(0, 2), STEPS), max_size=150)
 SETTINGS = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -127,10 +127,20 @@ def held(memory):
     return [int(memory.sample(index)[0][0, -2]) for index in range(len(memory))]
 
 
+def count_one_by_one(memory):
+    found = 0
+    for ring in memory._streams.rings:
+        oldest = max(0, ring.end - ring.cap)
+        for row in range(oldest, ring.end):
+            meta = memory._meta[ring.slot(row)]
+            found += not meta["flags"] & CLOSING and row - int(meta["age"]) >= oldest
+    return found
+
+
 def check_known(memory, known):
     """Every transition is one that was written, whole; only truncations may be new."""
     tags = held(memory)
-    assert len(set(tags)) == len(tags)
+    assert len(set(tags)) == len(tags) == count_one_by_one(memory)
     if not tags:
         return
     for n_step in (1, 3):
