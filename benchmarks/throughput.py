@@ -1,0 +1,236 @@
+"""What the pool costs: landed steps/s against processes without a pool, and the parent's CPU.
+
+The same player in two processes that only step it, and in the pool with jobs of 64, 16 and 1
+steps; four workers against two; the CPU of the whole parent process per landed transition, on
+Breakout and on a simulator that costs nothing; the runner's own cost per step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import measure
+from measure import Check, Series
+from workloads import NUM_ACTIONS, SHAPE, factory
+
+from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
+from mprunner.blocks import BlockWriter, LocalEmitter, block_rows
+
+MEMORY_ROWS = 20_000
+HISTORY_LEN = 4
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One measurement."""
+
+    steps_per_s: float
+    parent_us: float = 0.0
+
+
+class Alone:
+    """Processes that step a player each, with no pool and no memory."""
+
+    def __init__(self, workload: str, num_processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes = []
+        for seed in range(num_processes):
+            ours, theirs = context.Pipe()
+            context.Process(target=play_alone, args=(workload, seed, theirs), daemon=True).start()
+            self._pipes.append(ours)
+        self.measure(0.1)
+
+    def measure(self, seconds: float) -> Reading:
+        """All at once, for a while."""
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        return Reading(sum(pipe.recv() for pipe in self._pipes))
+
+    def close(self) -> None:
+        """Stop them."""
+        for pipe in self._pipes:
+            pipe.send(None)
+
+
+def play_alone(workload: str, seed: int, pipe: Any) -> None:
+    """In a process of its own: steps per second, as often as asked, until None comes."""
+    env = factory(workload)()
+    rng = np.random.default_rng(seed)
+    env.reset(seed=seed)
+    while (seconds := pipe.recv()) is not None:
+        steps, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            for action in rng.integers(NUM_ACTIONS, size=64).tolist():
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+            steps += 64
+        pipe.send(steps / (time.perf_counter() - begin))
+
+
+class Pool:
+    """mprunner with jobs of one size; stays up between the repeats."""
+
+    def __init__(self, workload: str, workers: int, job_steps: int) -> None:
+        memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
+        make = factory(workload)
+        runners = [EnvRunner(make, None, memory, HISTORY_LEN) for _ in range(workers)]
+        self.settings = {
+            "workers": workers,
+            "steps_per_job": job_steps,
+            "maximum_staleness": max(16, 2 * workers * job_steps),
+        }
+        self._manager = EnvRunnerManager(
+            runners, self.settings["maximum_staleness"], backend="process", seed=0
+        )
+        self._job_steps = job_steps
+        self.measure(0.5)
+
+    def measure(self, seconds: float) -> Reading:
+        """Landed steps per second, and the CPU that all threads here took per step."""
+        manager, job_steps = self._manager, self._job_steps
+        asked = 0
+        cpu, begin = time.process_time(), time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            manager.step(1.0, job_steps)
+            asked += job_steps
+        manager.join()
+        elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        return Reading(asked / elapsed, cpu / asked * 1e6)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._manager.close()
+
+
+def runner_cost_us(num_steps: int) -> Reading:
+    """What a step costs in `EnvRunner` beyond the player, rows included, in this process."""
+    make = factory("null")
+    memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
+    runner = EnvRunner(make, None, memory, HISTORY_LEN)
+    dtype = np.dtype(np.uint8)
+    emitter = LocalEmitter(lambda rows, info: None, block_rows(SHAPE, dtype), SHAPE, dtype)
+    loop = runner.open(BlockWriter(emitter), np.random.SeedSequence(0))
+    env = make()
+    alone = _seconds(lambda: env.step(0), num_steps)
+    inside = _seconds(lambda: loop.step(1.0), num_steps)
+    runner.close()
+    return Reading(0.0, (inside - alone) / num_steps * 1e6)
+
+
+def _seconds(call: Callable[[], Any], times: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - begin
+
+
+ALONE = "two processes, no pool"
+POOLS = {
+    "mprunner, 64-step jobs": ("breakout", WORKERS, 64),
+    "mprunner, 16-step jobs": ("breakout", WORKERS, 16),
+    "mprunner, 1-step jobs": ("breakout", WORKERS, 1),
+    "mprunner, 4 workers, 16-step jobs": ("breakout", 2 * WORKERS, 16),
+    "mprunner, null, 64-step jobs": ("null", WORKERS, 64),
+    "mprunner, null, 16-step jobs": ("null", WORKERS, 16),
+    "mprunner, null, 1-step jobs": ("null", WORKERS, 1),
+}
+
+
+@contextlib.contextmanager
+def contenders(names: list[str]) -> Iterator[dict[str, Any]]:
+    """Set up, and stopped at the end."""
+    ready: dict[str, Any] = {ALONE: Alone("breakout", WORKERS)}
+    try:
+        for name in names:
+            ready[name] = Pool(*POOLS[name])
+        yield ready
+    finally:
+        for contender in ready.values():
+            contender.close()
+
+
+def checks(readings: dict[str, list[Reading]]) -> list[Check]:
+    """The rows of DESIGN.md, section 7, that are measured here."""
+    rates = {name: [r.steps_per_s for r in got] for name, got in readings.items()}
+    parent = {name: [r.parent_us for r in got] for name, got in readings.items()}
+    found = [
+        Check(
+            f"throughput.jobs_{steps}",
+            f"landed steps/s, {steps}-step jobs / no pool",
+            measure.ratios(rates[f"mprunner, {steps}-step jobs"], rates[ALONE]),
+            target,
+        )
+        for steps, target in ((64, None), (16, 0.95), (1, 0.80))
+    ]
+    found.append(
+        Check(
+            "throughput.workers_4",
+            "4 workers / 2 workers, 16-step jobs",
+            measure.ratios(
+                rates["mprunner, 4 workers, 16-step jobs"], rates["mprunner, 16-step jobs"]
+            ),
+            0.95,
+        )
+    )
+    for label, where in (("null", "mprunner, null"), ("breakout", "mprunner")):
+        for steps, limit in ((64, 4.0), (16, 8.0), (1, 40.0)):
+            found.append(
+                Check(
+                    f"parent_cpu.{label}.jobs_{steps}",
+                    f"parent's CPU per transition, {label}, {steps}-step jobs",
+                    parent[f"{where}, {steps}-step jobs"],
+                    limit,
+                    "<=",
+                    "us",
+                )
+            )
+    return found
+
+
+def main() -> None:
+    """Measure, print, write the record and the picture."""
+    parser = measure.arguments(__doc__, "throughput", repeats=7)
+    parser.add_argument("--runner-steps", type=int, default=20_000, help="default %(default)s")
+    options = parser.parse_args()
+    with contenders(list(POOLS)) as ready:
+        tasks = {
+            name: (lambda contender=contender: contender.measure(options.seconds))
+            for name, contender in ready.items()
+        }
+        tasks["runner"] = lambda: runner_cost_us(options.runner_steps)
+        readings = measure.interleaved(tasks, options.repeats)
+        settings = {name: getattr(item, "settings", {}) for name, item in ready.items()}
+    own_cost = [reading.parent_us for reading in readings.pop("runner")]
+    found = checks(readings)
+    found.append(
+        Check("runner.own_cost", "the runner's own cost per step", own_cost, 15.0, "<=", "us")
+    )
+    series = [
+        Series(name, "steps/s", [r.steps_per_s for r in got], settings[name])
+        for name, got in readings.items()
+    ]
+    measure.show(series, found)
+    run = {"repeats": options.repeats, "seconds": options.seconds, "memory_rows": MEMORY_ROWS}
+    measure.write(options.json, "throughput", run, series, found)
+    on_breakout = [item for item in series if "null" not in item.name]
+    reference = float(np.median(on_breakout[0].values))
+    measure.bars(
+        options.json.with_suffix(".png"),
+        "Breakout: transitions landed in the replay memory",
+        on_breakout,
+        label="steps/s (median; lines: lowest and highest)",
+        lines={"0.95 of two processes without a pool": 0.95 * reference},
+    )
+
+
+if __name__ == "__main__":
+    main()
