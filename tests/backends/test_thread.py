@@ -1,7 +1,7 @@
 """The contract, in threads."""
 
-from tests.backends.contract import BackendContract
+from tests.backends.contract import AsynchronousContract
 
 
-class TestThread(BackendContract):
+class TestThread(AsynchronousContract):
     options = {"backend": "thread"}
