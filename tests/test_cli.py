@@ -1,12 +1,12 @@
 """`mprunner`, as a command: what it prints, and how it exits.
 
-Every run is a process of its own, as for a user; only what is refused at once is tried here.
+Every run is a process of its own, as for a user. What is refused at once is in
+`test_cli_arguments.py`.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pty
 import re
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,7 @@ import psutil
 import pytest
 
 import mprunner
-from mprunner.cli import main
 
-Here = Callable[..., int]
 _LIMIT_S = 50.0
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -75,17 +73,6 @@ def _running(*arguments: Any, **options: Any) -> Iterator[subprocess.Popen[str]]
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def here() -> Iterator[Here]:
-    """Runs the command in this process, for what ends before a pool starts."""
-    logger = logging.getLogger("mprunner")
-    signals, handlers, level = signal.getsignal(signal.SIGINT), logger.handlers[:], logger.level
-    yield lambda *arguments: main(arguments)
-    signal.signal(signal.SIGINT, signals)
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -177,6 +164,16 @@ def test_users_own_simulator_and_policy(modules: Path) -> None:
     assert all(memory.sample(i)[2] == 1 for i in range(len(memory)))
 
 
+def test_atari() -> None:
+    """``ALE/...`` is an `AtariPlayer`: frames of 84x84, four in a stack."""
+    pytest.importorskip("ale_py")
+    done = _collect("ALE/Breakout-v5", "--steps", 40, "--num-runners", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["state_shape"] == [84, 84] and found["dtype"] == "uint8"
+    assert found["transitions"] == 40
+
+
 def test_nothing_is_lost_at_the_end_of_episodes(modules: Path) -> None:
     """The default memory holds every step, whatever the episodes' length."""
     done = _collect(
@@ -186,23 +183,14 @@ def test_nothing_is_lost_at_the_end_of_episodes(modules: Path) -> None:
     assert found["transitions"] == 300 and found["episodes"] == 30
 
 
-@pytest.mark.parametrize(
-    ("env_id", "words"),
-    [
-        ("Pendulum-v1", "action space Box(-2.0, 2.0, (1,), float32); expected a Discrete"),
-        ("FrozenLake-v1", "observation space Discrete(16); expected a Box of 1 to 3 dimensions"),
-        ("CartPol-v1", "Did you mean: `CartPole`?"),
-        ("nowhere:Some-v0", "No module named 'nowhere'"),
-    ],
-)
-def test_simulators_that_cannot_be_used(
-    env_id: str, words: str, here: Here, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One sentence that names what was found."""
-    assert here("collect", env_id) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and words in err
-    assert err.startswith("mprunner: error: ") and err.count("\n") == 1
+def test_what_landed_before_a_failure_is_saved(modules: Path) -> None:
+    """And said; the error is still the error."""
+    done = _collect(
+        *("mine:mine/Raises-v0", "--num-runners", 1, "--save", "part.mpr"), cwd=modules
+    )
+    assert done.returncode == 1
+    assert "what had landed is saved in part.mpr" in done.stderr
+    assert len(mprunner.ReplayMemory.load(modules / "part.mpr")) == 19
 
 
 @pytest.mark.parametrize(
@@ -233,27 +221,6 @@ def test_failure_with_json_and_verbose(modules: Path) -> None:
     assert found["error_type"] == "WorkerRaised" and "no such" in found["error"]
     assert found["steps_landed"] == 19
     assert "Traceback in worker 0" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("collect", "CartPole-v1", "--stepz", "3"), "unrecognized arguments: --stepz"),
-        (("collect", "CartPole-v1", "--steps", "0"), "expected a whole number of at least 1"),
-        (("collect", "CartPole-v1", "--backend", "proces"), "invalid choice: 'proces'"),
-        (("collect", "CartPole-v1", "--exploration", "0.5"), "needs a --policy"),
-        (("collect", "CartPole-v1", "--policy", "mine"), "expected MODULE:FUNCTION"),
-        ((), "required: COMMAND"),
-    ],
-)
-def test_wrong_usage(
-    arguments: tuple[str, ...], words: str, here: Here, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2 and what is wrong."""
-    with pytest.raises(SystemExit) as left:
-        here(*arguments)
-    assert left.value.code == 2
-    assert words in capsys.readouterr().err
 
 
 def test_version_and_wrong_usage_as_processes() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from mprunner._version import __version__
-from mprunner.cli import collect
+from mprunner.cli import collect, replay
 from mprunner.cli.output import (
     NoteHandler,
     OutputClosed,
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mprunner {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     collect.add_parser(commands)
+    replay.add_parser(commands)
     return parser
 
 

@@ -102,13 +102,13 @@ class _Job:
         """Collect, save, and say what it was."""
         try:
             snapshot = self._collect()
-        finally:
-            self._report.transitions = len(self._parts.memory)
-            self._save()
+        except BaseException:
+            if self._save():
+                print_note(f"mprunner: what had landed is saved in {self._report.saved}")
+            raise
+        self._save()
         if not self._options.json:
             print_out(self._report.summary(snapshot, self._options.verbose))
-            if self._report.saved:
-                print_out(f"  saved in {self._report.saved}")
 
     def _collect(self) -> Snapshot:
         options, report = self._options, self._report
@@ -155,12 +155,15 @@ class _Job:
             )
         return [*observers, live or PlainLines()]
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Write the memory, if there is something in it and a file was named."""
         path, memory = self._options.save, self._parts.memory
+        self._report.transitions = len(memory)
         if path is None or not len(memory):
-            return
+            return False
         memory.save(path)
         self._report.saved = str(path)
+        return True
 
 
 def _build(options: CollectOptions) -> _Parts:

@@ -94,6 +94,8 @@ class Report:
         ]
         if self.steps_lost or stats.restarts:
             lines.append(f"  {stats.restarts} restarts, {self.steps_lost:,} steps lost")
+        if self.saved is not None:
+            lines.append(f"  saved in {self.saved}")
         if with_workers:
             lines += worker_table(stats)
         return "\n".join(lines)
