@@ -17,7 +17,11 @@ from mprunner.replay.index import TransitionIndex
 from mprunner.replay.sampling import Picked, check_enough
 from mprunner.replay.streams import Streams
 
-_FAN_OUT = 64
+_FAN_OUT = 16
+#: So many sums are searched in one piece.
+_MOST_AT_TOP = 4096
+#: More updates than these are worth a sort, to make each sum once.
+_MANY = 1024
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def checked_beta(beta: float) -> float:
 
 
 class SumTree:
-    """Weights of slots, and sums over 64 of them, over 64 of those, and so on.
+    """Weights of slots, and sums over 16 of them, over 16 of those, and so on.
 
     Sums are always made anew from what they sum, so no rounding piles up.
     """
@@ -67,7 +71,7 @@ class SumTree:
             padded = -(-size // _FAN_OUT) * _FAN_OUT
             self._levels.append(np.zeros(padded))
             size = padded // _FAN_OUT
-            if size <= _FAN_OUT:
+            if size <= _MOST_AT_TOP:
                 break
         self._top = np.zeros(size)
 
@@ -86,8 +90,10 @@ class SumTree:
         self._levels[0][slots] = weights
         nodes = slots
         for level, above in zip(self._levels, [*self._levels[1:], self._top]):
-            nodes = np.unique(nodes // _FAN_OUT)
-            above[nodes] = level.reshape(-1, _FAN_OUT)[nodes].sum(axis=1)
+            nodes = nodes // _FAN_OUT
+            if len(nodes) > _MANY:
+                nodes = np.unique(nodes)
+            above[nodes] = level.reshape(-1, _FAN_OUT).take(nodes, axis=0).sum(axis=1)
 
     def find(self, shares: Array) -> Array:
         """Slots in proportion to their weights.
@@ -102,16 +108,15 @@ class SumTree:
         bounds = np.cumsum(self._top)
         rest = np.minimum(shares * bounds[-1], np.nextafter(bounds[-1], 0))
         node: Array = bounds.searchsorted(rest, side="right")
-        rest = rest - (bounds - self._top)[node]
+        rest = rest - (bounds - self._top).take(node)
+        each = np.arange(len(node))
         for level in reversed(self._levels):
-            weights = level.reshape(-1, _FAN_OUT)[node]
+            weights = level.reshape(-1, _FAN_OUT).take(node, axis=0)
             bounds = np.cumsum(weights, axis=1)
             # Sums are rounded: what is left may lie a little outside of the node.
-            last = np.nextafter(bounds[:, -1], 0)
-            rest = np.clip(rest, 0, last)
-            child = (bounds <= rest[:, None]).sum(axis=1)
-            before = np.arange(len(node)), np.maximum(child - 1, 0)
-            rest = rest - np.where(child > 0, bounds[before], 0)
+            rest = np.maximum(np.minimum(rest, np.nextafter(bounds[:, -1], 0)), 0)
+            child = (bounds > rest[:, None]).argmax(axis=1)
+            rest -= bounds[each, child] - weights[each, child]
             node = node * _FAN_OUT + child
         return node
 
