@@ -49,14 +49,14 @@ class Experience(NamedTuple):
 
     Attributes:
         state: the observation *before* the action, ``state_shape``.
-        reward: float.
         action: int.
+        reward: float.
         isOver: True if the episode (or a life) ended with this step.
     """
 
     state: Array
-    reward: float
     action: int
+    reward: float
     isOver: bool
 
 

@@ -107,7 +107,7 @@ def test_dtypes_and_shapes_are_bit_exact(dtype, shape):
     states = states.astype(dtype)
     memory = ReplayMemory(32, shape, 1, dtype)
     for state in states:
-        memory.append(Experience(state, 1.0, 2, False))
+        memory.append(Experience(state, 2, 1.0, False))
     assert len(memory) == 19
     for index in range(19):
         got = memory.sample(index)[0]
@@ -131,14 +131,14 @@ def test_dtypes_and_shapes_are_bit_exact(dtype, shape):
 def test_append_refuses_what_it_would_change(dtype, state):
     memory = ReplayMemory(16, (2,), 4, dtype)
     with pytest.raises(ConfigurationError, match="memory of"):
-        memory.append(Experience(state, 0.0, 0, False))
+        memory.append(Experience(state, 0, 0.0, False))
     assert len(memory) == 0
 
 
 @pytest.mark.parametrize("state", [np.array([1, 2]), [3, 4], np.array([True, False])])
 def test_append_takes_what_it_can_store_exactly(state):
     memory = ReplayMemory(16, (2,), 1, "uint8")
-    memory.append(Experience(state, 0.0, 0, True))
+    memory.append(Experience(state, 0, 0.0, True))
     np.testing.assert_array_equal(memory.sample(0)[0][:, 0], state)
 
 
@@ -146,7 +146,7 @@ def test_append_takes_what_it_can_store_exactly(state):
 def test_append_refuses_unusable_steps(action, reward):
     memory = ReplayMemory(16, (2,), 4)
     with pytest.raises(ConfigurationError, match="action"):
-        memory.append(Experience(np.zeros(2, "uint8"), reward, action, False))
+        memory.append(Experience(np.zeros(2, "uint8"), action, reward, False))
 
 
 def test_extend_refuses_other_rows():
@@ -190,7 +190,7 @@ def test_append_makes_a_transition_when_its_successor_arrives_and_a_terminal_one
 def test_append_works_under_the_lock_as_the_original_does_it():
     memory = ReplayMemory(16, (2,), 1)
     with memory.writer_lock:
-        memory.append(Experience(np.zeros(2, "uint8"), 0.0, 0, True))
+        memory.append(Experience(np.zeros(2, "uint8"), 0, 0.0, True))
     assert len(memory) == 1
 
 
@@ -257,14 +257,14 @@ def test_streams_are_claimed_once():
     with pytest.raises(ConfigurationError, match="in use"):
         memory.open_streams(2)
     with pytest.raises(ConfigurationError, match="claimed"):
-        memory.append(Experience(np.zeros(2, "uint8"), 0.0, 0, True))
+        memory.append(Experience(np.zeros(2, "uint8"), 0, 0.0, True))
     memory.close_streams()
     with pytest.raises(ConfigurationError, match="at least 35"):
         memory.open_streams(7)
     memory.open_streams(6)
     assert memory.num_streams == 6
     memory.close_streams()
-    memory.append(Experience(np.zeros(2, "uint8"), 0.0, 0, True))
+    memory.append(Experience(np.zeros(2, "uint8"), 0, 0.0, True))
 
 
 def test_sealing_truncates_the_unfinished_episode_only():

@@ -174,7 +174,7 @@ def test_append_stores_what_the_original_would(overs, history_len, spare):
     memory = ReplayMemory(history_len + 1 + spare, (2,), history_len, "int32")
     rows, episode = [], []
     for number, over in enumerate(overs, 1):
-        memory.append(Experience(paint([number], memory)[0], number / 2, -number, over))
+        memory.append(Experience(paint([number], memory)[0], -number, number / 2, over))
         episode.append(number)
         rows.append((number, list(episode), over))
         if over:
