@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -117,15 +118,20 @@ class BitsPlayer:
         return self.observation(self._at), 0.0, False, False, {}
 
 
-class EnvironmentPlayer(TagPlayer):
-    """Its observations show what the math libraries were told: threads of OMP, OpenBLAS, MKL."""
+class ThreadsPlayer(TagPlayer):
+    """Shows how many threads OMP, OpenBLAS and MKL may have, and how many there are."""
 
     def _observe(self, action: int) -> np.ndarray:
-        import os
-
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        values = [int(os.environ.get(name, -1)) for name in names]
-        return np.array([self.runner, *values], self.dtype)
+        allowed = [int(os.environ.get(name, -1)) for name in names]
+        return np.array([*allowed, len(os.listdir("/proc/self/task"))], self.dtype)
+
+
+class FramesPlayer(TagPlayer):
+    """Frames of 84x84, a new array each."""
+
+    def _observe(self, action: int) -> np.ndarray:
+        return np.full((84, 84), self.at % 256, np.uint8)
 
 
 class EpsilonRunner(EnvRunner):
