@@ -74,6 +74,10 @@ class Activity:
             [0.0] * (1 + len(Doing)) if times is None else times
         )
 
+    def copy(self) -> Activity:
+        """As it is now, in cells of its own."""
+        return Activity([self._code[0]], [self._times[i] for i in range(1 + len(Doing))])
+
     def begin(self) -> None:
         """The clock runs from now on; call it first, on the side that does the work."""
         self._times[0] = time.monotonic()

@@ -78,6 +78,7 @@ class WorkerProcess(process.BaseProcess):
                 self._popen = _POPENS[method](self)
             finally:
                 _starting = None
+        self._poll_lock = threading.Lock()  # only now: until here this object is pickled
         if method != "forkserver":
             self._open_pidfd()
         self._sentinel = self._popen.sentinel if self._pidfd is None else self._pidfd
@@ -94,7 +95,7 @@ class WorkerProcess(process.BaseProcess):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signum)
         # Before it has made its own group, the worker can only be reached alone.
-        if self._popen.poll() is None:
+        if self.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
@@ -104,7 +105,7 @@ class WorkerProcess(process.BaseProcess):
         if self._popen.returncode is None:
             connection.wait([self._sentinel], timeout)
         # A pipe ends a moment before its process can be waited for.
-        while self._popen.poll() is None:
+        while self.exitcode is None:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(0.002)
@@ -120,7 +121,10 @@ class WorkerProcess(process.BaseProcess):
     @property
     def exitcode(self) -> int | None:
         """None while it lives; negative: the number of a signal."""
-        return self._popen.poll()  # type: ignore[no-any-return]
+        # Two threads may look: one that sees it end and one that ends it. The exit code can be
+        # had only once.
+        with self._poll_lock:
+            return self._popen.poll()  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -133,9 +137,13 @@ def _quiet_start(method: str) -> Iterator[None]:
     # traceback of its own at Ctrl-C.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        if method != "fork":
+            yield
+            return
+        # Asked for by name, so no warning about our own threads. The filters are the whole
+        # process's, so they are left alone where there is no need.
         with warnings.catch_warnings():
-            if method == "fork":  # asked for by name, so no warning about our own threads
-                warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

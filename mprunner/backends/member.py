@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from mprunner.activity import Activity
 from mprunner.backends import launch, worker
 from mprunner.backends.base import JobLog, Settings
 from mprunner.backends.channel import Channel, ChannelSpec
@@ -31,7 +32,8 @@ class Member:
 
     Attributes:
         state: "starting", "running", "restarting", "failed" or "closed".
-        channel: of the process that runs now, or ran last.
+        channel: of the process that runs now.
+        activity: what the process that runs now does, or the last one did.
         jobs: what it was asked for and has not landed.
         landed: steps of this process that have landed.
         num_actions: of its player, once it is ready.
@@ -54,6 +56,7 @@ class Member:
         self.began = 0.0
         self.budget = RestartBudget(settings.max_restarts, settings.restart_window_s)
         self.channel: Channel | None = None
+        self.activity: Activity | None = None
         self._spec = spec
         self._settings = settings
         self._method = method
@@ -90,8 +93,8 @@ class Member:
         self.began = self._touched = time.monotonic()
         for exploration, num_steps in self.jobs.left():
             self._send(channel, exploration, num_steps)
-        # The channel before the process: who finds it alive reads the new one's counters.
-        self.channel, self.state = channel, "starting"
+        # Others read them without the lock, so they change when all of it is there.
+        self.channel, self.activity, self.state = channel, channel.activity, "starting"
         self._process = process
 
     @property
@@ -124,17 +127,23 @@ class Member:
 
     def can_submit(self) -> bool:
         """False while its queue is full."""
-        if self.alive and self.channel is not None:
-            return not self.channel.jobs.full()
+        channel = self.channel
+        if channel is not None:
+            return not channel.jobs.full()
         return len(self.jobs) < self._spec.max_jobs
 
     @property
     def outstanding(self) -> int:
         """Steps asked for and not yet executed."""
         # Any thread asks, without the lock; so this reads counters and no job log.
-        if self.alive and self.channel is not None:
-            return self.channel.pace.outstanding
-        return self._not_sent
+        channel = self.channel
+        return self._not_sent if channel is None else channel.pace.outstanding
+
+    def want_progress(self) -> None:
+        """See `Backend.want_progress`."""
+        channel = self.channel
+        if channel is not None:
+            channel.pace.want_progress()
 
     def touch(self) -> None:
         """It has just been given what it waited for; from now on it is on its own."""
@@ -197,12 +206,14 @@ class Member:
         Args:
             limit: what it has exceeded, in words.
         """
+        channel, pid = self.channel, self.pid
+        if channel is None or pid is None:
+            return
         self._late = limit
-        assert self.channel is not None
         # Not before it has begun: until its handler is there, the signal would end it.
-        if worker.STACK_SIGNAL is not None and self.channel.activity.since:
+        if worker.STACK_SIGNAL is not None and channel.activity.since:
             with suppress(ProcessLookupError):
-                os.kill(self.pid or 0, worker.STACK_SIGNAL)
+                os.kill(pid, worker.STACK_SIGNAL)
         self._later(_STACK_S, lambda: None)
 
     def settle(self) -> int:
@@ -227,11 +238,12 @@ class Member:
         process.kill_group(signal.SIGKILL)
         exitcode, pid = process.exitcode, process.pid
         stack = channel.read_stack()
-        self._process = None
-        self._next = None
+        # Nothing may keep the channel, or its memory stays mapped.
+        self.activity = channel.activity.copy()
+        self._process = self.channel = self._next = None
         process.release()
         channel.close()
-        doing = channel.activity.doing.label
+        doing = self.activity.doing.label
         return self.error or WorkerDied(self.index, pid, exitcode, doing, stack)
 
     def forget(self, own: launch.WorkerProcess | None) -> None:

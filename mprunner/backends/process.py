@@ -32,7 +32,7 @@ from mprunner.runner import EnvRunner
 from mprunner.stats import WorkerStats
 
 #: Descriptors that a worker costs in the parent, and some more while it starts.
-_FDS_PER_WORKER = 8
+_FDS_PER_WORKER = 9
 _FDS_SPARE = 24
 #: Jobs in one worker's queue; with their size they fit in a pipe that nobody reads.
 _MAX_JOBS = 512
@@ -118,8 +118,7 @@ class ProcessBackend(Backend):
     def want_progress(self) -> None:
         """See `Backend.want_progress`."""
         for member in self._members:
-            if member.channel is not None:
-                member.channel.pace.want_progress()
+            member.want_progress()
 
     def publish(self, predictor: LocalPredictor, weights: Weights, version: int) -> None:
         """See `Backend.publish`."""
@@ -128,8 +127,7 @@ class ProcessBackend(Backend):
     def worker_stats(self, worker: int) -> WorkerStats:
         """See `Backend.worker_stats`."""
         member = self._members[worker]
-        activity = None if member.channel is None else member.channel.activity
-        return self.make_stats(worker, activity, member.pid, member.state, member.began)
+        return self.make_stats(worker, member.activity, member.pid, member.state, member.began)
 
     def close(self, finish: bool) -> None:
         """See `Backend.close`; does nothing in a process that has inherited the pool."""

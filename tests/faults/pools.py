@@ -1,0 +1,81 @@
+"""Small pools for the tests of this folder, and looks at the processes of a machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mprunner import EnvRunner, EnvRunnerManager
+from mprunner.activity import Doing
+from tests.faults.whole import SealedMemory
+from tests.tagged import TAG_SHAPE, Tag
+from tests.waiting import eventually
+
+
+def pool(
+    players: Sequence[Any],
+    predictor: Any = None,
+    *,
+    memory: Any = None,
+    staleness: int = 8,
+    kind: type[EnvRunner] = EnvRunner,
+    **options: Any,
+) -> EnvRunnerManager:
+    """A manager of one runner per player; processes, unless told otherwise."""
+    memory = memory if memory is not None else SealedMemory(5000, TAG_SHAPE, 3, "int32")
+    runners = [kind(player, predictor, memory, memory.history_len) for player in players]
+    return EnvRunnerManager(runners, staleness, **{"backend": "process", **options})
+
+
+def tags(*lengths: int) -> list[Tag]:
+    """One per length."""
+    return [Tag(i, length) for i, length in enumerate(lengths)]
+
+
+def pid_of(manager: EnvRunnerManager, worker: int) -> int:
+    """Of a worker that runs, once it does."""
+    eventually(lambda: manager.stats().workers[worker].state == "running")
+    pid = manager.stats().workers[worker].pid
+    assert pid is not None
+    return pid
+
+
+def doing(manager: EnvRunnerManager, worker: int) -> Doing:
+    """What a worker does now."""
+    channel = manager._backend._members[worker].channel  # type: ignore[attr-defined]
+    assert channel is not None
+    return channel.activity.doing  # type: ignore[no-any-return]
+
+
+def is_gone(pid: int) -> bool:
+    """It has ended; whoever is its parent may not have looked yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def bearers(token: str) -> list[int]:
+    """Living processes that were started with `token` somewhere in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if token.encode() in (entry / "environ").read_bytes() and not is_gone(int(entry.name)):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """That a call takes."""
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
