@@ -1,14 +1,16 @@
 """One contender at work, in a process of its own.
 
-`measured` runs this file as a script, so that no contender inherits another one's threads,
+`Remote` runs this file as a script, so that no contender inherits another one's threads,
 imports or memory. What a contender is, see `Session`; `contenders.py` has them.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -100,36 +102,82 @@ class Ring:
         self._next[env] = (at[-1] + 1) % self._size
 
 
-def measured(timeout: float = 300.0, **order: Any) -> dict[str, Any]:
-    """What one session gave, measured in a process of its own.
+class Remote:
+    """A session in a process of its own, which waits between its plays.
 
     Args:
-        timeout: seconds until it is given up, with all that it started.
-        order: "contender", "workload", "settings", "seconds", and optionally "learner",
-            "predictor", "import_first" (a module) and "look" (PSS and descriptors, too).
+        timeout: seconds until the start, or a play, is given up with all that it started.
+        order: "contender", "workload", "settings", and optionally "predictor", "learner",
+            "import_first" (a module) and "look" (memory and descriptors, too).
 
     Raises:
         RuntimeError: it failed; the message has the end of its output.
     """
-    child = subprocess.Popen(
-        [sys.executable, __file__, json.dumps(order)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+
+    def __init__(self, timeout: float = 300.0, **order: Any) -> None:
+        self._timeout = timeout
+        self._label = f"{order['contender']} {order['settings']}"
+        self._output = ""
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(order)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._started = self._answer()
+
+    def play(self, seconds: float) -> dict[str, Any]:
+        """What `Session.play` gives, with the start-up time and the settings."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{seconds}\n".encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise RuntimeError(f"{self._label} is gone:\n{self._output[-3000:]}") from None
+        return {**self._started, **self._answer()}
+
+    def close(self) -> None:
+        """Let it end; kill what is left then."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(20)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + self._timeout
+        pipe = self._process.stdout.fileno()
+        while True:
+            before, found, rest = self._output.partition("RESULT ")
+            line, complete, after = rest.partition("\n")
+            if found and complete:
+                self._output = after
+                return dict(json.loads(line))
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(pipe, 65536) if ready else b""
+            if not data:
+                self._kill()
+                why = "ended" if ready else f"gave no result within {self._timeout} s"
+                raise RuntimeError(f"{self._label} {why}:\n{self._output[-3000:]}")
+            self._output += data.decode(errors="replace")
+
+
+def measured(seconds: float, **order: Any) -> dict[str, Any]:
+    """What one play of a fresh session gives; see `Remote`."""
+    remote = Remote(**order)
     try:
-        output, _ = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        output = f"no result within {timeout} s"
+        return remote.play(seconds)
     finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    for line in reversed(output.splitlines()):
-        if line.startswith("RESULT "):
-            return dict(json.loads(line[len("RESULT "):]))
-    raise RuntimeError(f"{order['contender']} {order['settings']} failed:\n{output[-3000:]}")
+        remote.close()
 
 
 def _pss_mb(pid: int) -> float:
@@ -151,7 +199,11 @@ def _look(session: Session, fds_before: int) -> dict[str, float]:
     }
 
 
-def _run(order: dict[str, Any]) -> dict[str, Any]:
+def _tell(result: dict[str, Any]) -> None:
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def _serve(order: dict[str, Any]) -> None:
     import contenders
 
     contender = contenders.CONTENDERS[order["contender"]]
@@ -161,22 +213,21 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     session = contender.open(order["workload"], order["settings"], order.get("predictor"))
     startup_s = time.perf_counter() - begin
     try:
-        learner = order.get("learner")
-        session.play(order.get("warm_up_s", WARM_UP_S))
-        result: dict[str, Any] = session.play(order["seconds"], learner)
-        if order.get("look"):
-            result |= _look(session, fds_before)
+        session.play(WARM_UP_S)
+        _tell({"startup_s": startup_s, "settings": order["settings"]})
+        for line in sys.stdin:
+            result = session.play(float(line), order.get("learner"))
+            _tell({**result, **(_look(session, fds_before) if order.get("look") else {})})
     finally:
         session.close()
-    return {**result, "startup_s": startup_s, "settings": order["settings"]}
 
 
 def main() -> None:
-    """Do what the argument (JSON) asks for and print the result."""
+    """Be the session that the argument (JSON) asks for, until stdin ends."""
     order = json.loads(sys.argv[1])
     if order.get("import_first"):
         __import__(order["import_first"])
-    print("RESULT " + json.dumps(_run(order)), flush=True)
+    _serve(order)
     # Some contenders leave threads or processes behind, which would keep this one.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
