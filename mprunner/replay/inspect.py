@@ -6,8 +6,10 @@ so that a live writer is not disturbed. Knows nothing of the command line.
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
+import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,16 +287,20 @@ def export_minari(path: str | os.PathLike[str], name: str) -> int:
         StorageError: the file is none of ours, or holds no episode.
     """
     try:
-        import minari
-        from minari.data_collector import EpisodeBuffer
-    except ImportError:
-        raise MissingExtraError("replay export --minari", "minari", "minari") from None
+        minari = importlib.import_module("minari")
+        collector = importlib.import_module("minari.data_collector")
+        # Minari loads these when it writes, and does not ask for the second itself.
+        importlib.import_module("h5py")
+        importlib.import_module("PIL")
+    except ImportError as error:
+        package = error.name or "minari"
+        raise MissingExtraError("replay export --minari", package, "minari") from None
     from gymnasium import spaces
 
     buffers = []
     for number, episode in enumerate(episodes(path)):
         buffers.append(
-            EpisodeBuffer(
+            collector.EpisodeBuffer(
                 id=number,
                 observations=episode.observations,
                 actions=episode.actions.astype(np.int64),
@@ -314,13 +320,17 @@ def export_minari(path: str | os.PathLike[str], name: str) -> int:
     else:
         observation_space = spaces.Box(-np.inf, np.inf, shape, dtype.type)
     actions = int(max(buffer.actions.max() for buffer in buffers)) + 1
-    minari.create_dataset_from_buffers(
-        dataset_id=name,
-        buffer=buffers,
-        observation_space=observation_space,
-        action_space=spaces.Discrete(actions),
-        algorithm_name="mprunner",
-    )
+    with warnings.catch_warnings():
+        # It asks for an author, a permalink and the like, which are not ours to know.
+        warnings.simplefilter("ignore", UserWarning)
+        minari.create_dataset_from_buffers(
+            dataset_id=name,
+            buffer=buffers,
+            observation_space=observation_space,
+            action_space=spaces.Discrete(actions),
+            algorithm_name="mprunner",
+            description="What an mprunner replay memory held: episodes, whole or their last part.",
+        )
     return len(buffers)
 
 

@@ -135,6 +135,8 @@ def test_export_to_minari(tmp_path, monkeypatch):
     minari.create_dataset_from_buffers = lambda **options: made.update(options)
     monkeypatch.setitem(sys.modules, "minari", minari)
     monkeypatch.setitem(sys.modules, "minari.data_collector", collector)
+    for needed in ("h5py", "PIL"):
+        monkeypatch.setitem(sys.modules, needed, types.ModuleType(needed))
     count = inspect.export_minari(path, "tags/test-v0")
     assert made["dataset_id"] == "tags/test-v0" and len(made["buffer"]) == count > 2
     first = made["buffer"][0]
