@@ -1,0 +1,77 @@
+"""Threads against processes where it counts: time until the agent plays well.
+
+The same learner, seeds and settings on both backends, on CartPole whose simulator burns 1 ms of
+Python per step. The clock leaves out the evaluations, which are the same for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from dqn_plots import plot_evaluations
+from dqn_report import write_json
+from measure import environment
+from train_table import TIME_TO_SCORE, run_dqn
+
+BACKENDS = ("process", "thread")
+
+
+def main() -> int:
+    """Run it; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--max-seconds", type=float, default=70.0, help="of one run (70)")
+    parser.add_argument("--target-score", type=float, default=475.0)
+    options = parser.parse_args()
+    records: list[dict[str, Any]] = []
+    for i, seed in enumerate(options.seeds):
+        for backend in BACKENDS[:: -1 if i % 2 else 1]:
+            print(f"seed {seed}, {backend} backend", flush=True)
+            records.append(_run(options, seed, backend))
+    rows = [
+        {"seed": seed, **{r["config"]["backend"]: _reached(r, options.target_score)
+                          for r in records if r["config"]["seed"] == seed}}
+        for seed in options.seeds
+    ]
+    write_json(
+        TIME_TO_SCORE,
+        {
+            "benchmark": "time_to_score",
+            "max_seconds": options.max_seconds,
+            "target_score": options.target_score,
+            "rows": rows,
+            "runs": records,
+            **environment(),
+        },
+    )
+    plot_evaluations(
+        TIME_TO_SCORE.with_suffix(".png"),
+        "CartPole-v1 with 1 ms of Python per step, two simulators, two cores",
+        records,
+    )
+    for row in rows:
+        print(row)
+    return 0
+
+
+def _run(options: argparse.Namespace, seed: int, backend: str) -> dict[str, Any]:
+    return run_dqn(
+        ["--seed", str(seed), "--backend", backend, "--step-cost-s", "0.001",
+         "--target-score", str(options.target_score), "--eval-every", "1000",
+         "--final-episodes", "20", "--max-seconds", str(options.max_seconds)],
+        timeout_s=options.max_seconds + 60,
+    )
+
+
+def _reached(record: dict[str, Any], target: float) -> float | None:
+    """Seconds of training until an evaluation reached the target; None: none did."""
+    for evaluation in record["evaluations"][:-1]:
+        if evaluation["mean"] >= target:
+            return float(evaluation["training_s"])
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
