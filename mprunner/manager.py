@@ -248,6 +248,7 @@ class EnvRunnerManager:
         workers = tuple(backend.worker_stats(i) for i in range(self._num_workers))
         outstanding = sum(self._count_outstanding())
         with recorder.changed:
+            score_mean, score_max = recorder.score_summary()
             return ManagerStats(
                 steps_asked=sum(self._asked),
                 steps_landed=sum(recorder.landed),
@@ -255,6 +256,8 @@ class EnvRunnerManager:
                 outstanding=outstanding,
                 outstanding_peak=self._peak,
                 episodes=sum(recorder.games),
+                score_mean=score_mean,
+                score_max=score_max,
                 age_s=recorder.age_s.summary(),
                 version=recorder.version,
                 version_lag=recorder.version_lag(),
@@ -289,10 +292,10 @@ class EnvRunnerManager:
         if self._settings.deterministic:
             self.join()
         with self._step_lock:
-            version = self._recorder.version + 1
+            # The count first, so that no row can land with weights newer than the newest.
+            version = self._recorder.version = self._recorder.version + 1
             for predictor in self._local:
                 self._backend.publish(predictor, weights, version)
-            self._recorder.version = version
         return version
 
     def close(self) -> None:

@@ -64,6 +64,7 @@ class ManagerStats:
         outstanding, outstanding_peak: steps asked for and not yet executed; never above
             ``maximum_staleness``.
         episodes: games ended since the start.
+        score_mean, score_max: whole and unclipped, of those games; None if there was none.
         age_s: seconds from the call of ``step()`` to the landing of its row.
         version: of the newest published weights.
         version_lag: how many versions behind a row's weights were when it landed -> rows.
@@ -79,6 +80,8 @@ class ManagerStats:
     outstanding: int
     outstanding_peak: int
     episodes: int
+    score_mean: float | None
+    score_max: float | None
     age_s: Distribution
     version: int
     version_lag: Mapping[int, int]
@@ -99,7 +102,7 @@ class ManagerStats:
             elif item.name == "workers":
                 for i, worker in enumerate(value):
                     flat.update(_flat(f"worker/{i}", worker))
-            else:
+            elif value is not None:
                 flat[item.name] = float(value)
         return flat
 
@@ -178,6 +181,8 @@ class Recorder:
         self.version = 0
         self._version_lag: dict[int, int] = {}
         self._scores: list[float] = []
+        self._score_sum = 0.0
+        self._score_max = -math.inf
 
     def add_block(
         self,
@@ -202,7 +207,10 @@ class Recorder:
             self.landed[worker] += num_steps
             self.rows[worker] += num_rows
             self.games[worker] += len(scores)
-            self._scores.extend(scores)
+            for score in scores:
+                self._scores.append(score)
+                self._score_sum += score
+                self._score_max = max(self._score_max, score)
             for age, times in ages_s:
                 self.age_s.add(age, times)
             for version, times in versions.items():
@@ -233,6 +241,12 @@ class Recorder:
         with self.changed:
             scores, self._scores = self._scores, []
             return scores
+
+    def score_summary(self) -> tuple[float | None, float | None]:
+        """Mean and maximum of all games so far; (None, None) if there was none."""
+        with self.changed:
+            games = sum(self.games)
+            return (self._score_sum / games, self._score_max) if games else (None, None)
 
     def version_lag(self) -> dict[int, int]:
         """Versions behind -> steps landed with that lag."""

@@ -67,6 +67,7 @@ def test_a_block_is_counted():
     assert recorder.age_s.summary().mean == pytest.approx((4 * 0.5 + 6 * 0.25 + 1) / 11)
     assert recorder.version_lag() == {0: 8, 2: 3}
     assert recorder.take_scores() == [3.0, 4.0]
+    assert recorder.score_summary() == (3.5, 4.0)
     assert recorder.take_scores() == []
 
 
@@ -130,7 +131,8 @@ def worker_stats(**changes):
 def manager_stats():
     return ManagerStats(
         steps_asked=10, steps_landed=8, steps_lost=1, outstanding=1, outstanding_peak=4,
-        episodes=3, age_s=Distribution(8, 0.5, 0.4, 0.9, 1.0), version=2,
+        episodes=3, score_mean=-1.5, score_max=None,
+        age_s=Distribution(8, 0.5, 0.4, 0.9, 1.0), version=2,
         version_lag={0: 5, 2: 3}, batch_size=Distribution(), batch_latency_s=Distribution(),
         restarts=0, workers=(worker_stats(), worker_stats(pid=None, state="restarting")),
     )
@@ -145,7 +147,8 @@ def test_a_flat_dict_for_loggers():
     assert flat["worker/0/pid"] == 7.0
     assert flat["worker/1/share_player"] == 0.5
     assert flat["batch_size/count"] == 0.0
-    for name in ("batch_size/mean", "worker/1/pid", "worker/0/state"):
+    assert flat["score_mean"] == -1.5
+    for name in ("score_max", "batch_size/mean", "worker/1/pid", "worker/0/state"):
         assert name not in flat
 
 

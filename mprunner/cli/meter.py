@@ -1,7 +1,6 @@
 """What a run has done so far, read from its manager.
 
-Owns the run's scores as a whole and the rate of the last seconds. Knows nothing of how it is
-shown.
+Owns the clock of a run and the rate of the last seconds. Knows nothing of how it is shown.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Meter:
     """Reads a manager; from any thread. The run begins when the meter is made.
 
     Args:
-        manager: whose scores nobody else takes.
+        manager: of the run.
         num_steps: that the run is to do.
     """
 
@@ -68,9 +67,6 @@ class Meter:
         self._began = time.monotonic()
         self._ended: float | None = None
         self._recent = deque([(self._began, 0)])
-        self._num_scores = 0
-        self._score_sum = 0.0
-        self._max_score = -float("inf")
 
     def stop(self) -> None:
         """The run is over; what lands while the manager closes is still counted."""
@@ -79,25 +75,16 @@ class Meter:
     def read(self) -> Snapshot:
         """The run as it is now; also after it has failed."""
         with self._lock:
-            self._take_scores()
             stats = self._manager.stats()
             now = time.monotonic() if self._ended is None else self._ended
-            mean = self._score_sum / self._num_scores if self._num_scores else None
             return Snapshot(
                 num_steps=self._num_steps,
                 seconds=now - self._began,
                 rate=self._rate(now, stats.steps_landed),
-                mean_score=mean,
-                max_score=None if mean is None else self._max_score,
+                mean_score=stats.score_mean,
+                max_score=stats.score_max,
                 stats=stats,
             )
-
-    def _take_scores(self) -> None:
-        # reset_stats() gives a mean without its count, and nothing after a failure.
-        for score in self._manager._recorder.take_scores():
-            self._num_scores += 1
-            self._score_sum += score
-            self._max_score = max(self._max_score, score)
 
     def _rate(self, now: float, landed: int) -> float:
         recent = self._recent
