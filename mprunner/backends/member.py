@@ -116,12 +116,13 @@ class Member:
 
     def submit(self, exploration: float, num_steps: int) -> None:
         """Add a job, and send it unless the worker is about to be replaced."""
+        idle = not self.jobs
         self.jobs.add(exploration, num_steps)
         if not self.alive:
             self._not_sent += num_steps
             return
         assert self.channel is not None
-        if not self.channel.pace.outstanding:
+        if idle:
             self._touched = time.monotonic()
         self._send(self.channel, exploration, num_steps)
 
@@ -278,7 +279,8 @@ class Member:
             over = now - self.began > settings.start_timeout
             return f"start_timeout is {settings.start_timeout:g} s" if over else None
         limit = settings.step_timeout
-        if limit is None or waits_for_us or not channel.pace.outstanding:
+        # It owes what has not landed: it may as well hang while it sends what it has done.
+        if limit is None or waits_for_us or not self.jobs:
             return None
         over = now - max(self._touched, channel.activity.since) > limit
         return f"step_timeout is {limit:g} s" if over else None

@@ -79,7 +79,9 @@ class Case:
     @property
     def start_timeout(self) -> float:
         """Seconds."""
-        return 3.0 if (self.way, self.stage) == ("hang", "factory") else 30.0
+        if (self.way, self.stage) != ("hang", "factory"):
+            return 30.0
+        return 2.0 if self.method == "forkserver" else 5.0
 
     @property
     def notice_limit(self) -> float:
@@ -200,15 +202,23 @@ class Run:
         )
 
     def _play(self, manager: EnvRunnerManager) -> None:
-        for _ in range(24):
+        deadline = time.monotonic() + 30
+        while self.case.stage != "close" and self.fuse.fired() is None:
+            assert time.monotonic() < deadline, "the fault has not fired"
             manager.step(self._exploration, num_steps=2)
-        assert manager.join(20)
-        if self.case.stage == "job wait":
-            eventually(lambda: self.fuse.fired() is not None)
-            self.resumed = time.monotonic()
+            if self.case.stage == "job wait":
+                assert manager.join(20)
+                self._let_wait()
+        self.resumed = time.monotonic() if self.case.stage == "job wait" else 0.0
         for _ in range(40):
             manager.step(self._exploration, num_steps=2)
         assert manager.join(20)
+
+    def _let_wait(self) -> None:
+        """Long enough for a fault that is due."""
+        deadline = time.monotonic() + 0.1
+        while time.monotonic() < deadline and self.fuse.fired() is None:
+            time.sleep(0.002)
 
     def _fail_in_close(self, manager: EnvRunnerManager) -> tuple[float, WorkerError | None]:
         try:
@@ -237,7 +247,7 @@ class Run:
         assert stats.steps_landed == self.memory.num_steps
         assert stats.outstanding_peak <= 8
         if self.case.replaced or self.case.stage == "close":
-            assert stats.steps_asked == stats.steps_landed + stats.steps_lost == 128
+            assert stats.steps_asked == stats.steps_landed + stats.steps_lost
         if self.case.replaced:
             assert stats.restarts == (2 if self.case.stage == "factory" else 1)
         if EXPECTED[self.case.way][0] is WorkerRaised:
