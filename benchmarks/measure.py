@@ -270,7 +270,7 @@ def bars(
     for text, value in (lines or {}).items():
         axes.axvline(value, color="#2f6f4e", linestyle="--", label=text)
     if lines:
-        axes.legend(loc="lower right", fontsize=9)
+        figure.legend(loc="outside lower right", fontsize=9)
     axes.set_title(title, fontsize=11)
     save(figure, path)
 

@@ -153,6 +153,7 @@ def plot(path: Path, readings: Readings) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     left.axhline(0.9, color="#2f6f4e", linestyle="--", label="target at 64: 0.90")
+    left.set_ylim(0, 1.05)
     left.set_ylabel("share of the ideal rate")
     right.set_ylabel("CPU of the parent per transition, us")
     left.legend(fontsize=9, loc="lower left")
@@ -162,7 +163,7 @@ def plot(path: Path, readings: Readings) -> None:
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    parser = measure.arguments(__doc__, "scale", repeats=5, seconds=2.0)
+    parser = measure.arguments(__doc__, "scale", repeats=5, seconds=4.0)
     parser.add_argument(
         "--workers", type=int, nargs="*", default=[1, 4, 16, 64, 256], metavar="N"
     )

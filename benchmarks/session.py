@@ -103,7 +103,9 @@ class Ring:
 
 
 class Remote:
-    """A session in a process of its own, which waits between its plays.
+    """A session in a process of its own, stopped between its plays.
+
+    Stopped, since some contenders play on by themselves.
 
     Args:
         timeout: seconds until the start, or a play, is given up with all that it started.
@@ -126,24 +128,29 @@ class Remote:
             start_new_session=True,
         )
         self._started = self._answer()
+        os.killpg(self._process.pid, signal.SIGSTOP)
 
     def play(self, seconds: float) -> dict[str, Any]:
         """What `Session.play` gives, with the start-up time and the settings."""
         assert self._process.stdin is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
         try:
             self._process.stdin.write(f"{seconds}\n".encode())
             self._process.stdin.flush()
         except BrokenPipeError:
             raise RuntimeError(f"{self._label} is gone:\n{self._output[-3000:]}") from None
-        return {**self._started, **self._answer()}
+        answer = self._answer()
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        return {**self._started, **answer}
 
     def close(self) -> None:
         """Let it end; kill what is left then."""
         assert self._process.stdin is not None
         try:
+            os.killpg(self._process.pid, signal.SIGCONT)
             self._process.stdin.close()
             self._process.wait(20)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
+        except (ProcessLookupError, BrokenPipeError, subprocess.TimeoutExpired):
             pass
         self._kill()
 

@@ -1,0 +1,156 @@
+"""Greedy steps/s with a predictor in the parent: a free one, and a small torch network.
+
+2, 4 and 8 runners, in processes and in threads, against gymnasium's AsyncVectorEnv in lock-step
+with the same predictor, on Breakout. mprunner batches whatever waits; AsyncVectorEnv's batch is
+all simulators.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import measure
+from measure import Check, Series
+from session import Remote
+
+SIZES = (2, 4, 8)
+TARGET = 1.5
+OURS, THREADS, THEIRS = "mprunner, processes", "mprunner, threads", "AsyncVectorEnv"
+Rates = dict[str, list[float]]
+
+
+def settings(kind: str, size: int) -> tuple[str, dict[str, Any]]:
+    """The contender behind a name, and how it is set up."""
+    if kind == THEIRS:
+        return "gymnasium AsyncVectorEnv", {"num_envs": size, "copy": False, "overlap": False}
+    if kind == THREADS:
+        return "mprunner, threads", {"backend": "thread", "workers": size, "steps": 16}
+    return "mprunner", {"backend": "process", "workers": size, "steps": 16}
+
+
+def measure_all(predictor: str, sizes: list[int], repeats: int, seconds: float) -> Rates:
+    """Steps/s of every contender: "NAME, SIZE" -> one value per repeat."""
+    remotes: dict[str, Remote] = {}
+    try:
+        for size in sizes:
+            for kind in (OURS, THREADS, THEIRS):
+                contender, how = settings(kind, size)
+                remotes[f"{kind}, {size}"] = Remote(
+                    contender=contender, workload="breakout", settings=how, predictor=predictor
+                )
+        tasks = {
+            name: (lambda remote=remote: _rate(remote.play(seconds)))
+            for name, remote in remotes.items()
+        }
+        return measure.interleaved(tasks, repeats)
+    finally:
+        for remote in remotes.values():
+            remote.close()
+
+
+def _rate(reading: Mapping[str, Any]) -> float:
+    return float(reading["landed"] / reading["seconds"])
+
+
+def _best(rates: Rates, kind: str, sizes: list[int]) -> list[float]:
+    """Of the size with the highest median."""
+    named = [rates[f"{kind}, {size}"] for size in sizes]
+    return max(named, key=statistics.median)
+
+
+def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
+    """Best against best, and at each size."""
+    target = TARGET if predictor == "trivial" else None
+    ours, theirs = _best(rates, OURS, sizes), _best(rates, THEIRS, sizes)
+    threads = _best(rates, THREADS, sizes)
+    found = [
+        Check(
+            f"predict.{predictor}",
+            f"{predictor}: best / best of AsyncVectorEnv",
+            measure.ratios(ours, theirs),
+            target,
+        ),
+        Check(
+            f"predict.{predictor}.threads",
+            f"{predictor}: best / best of the thread backend",
+            measure.ratios(ours, threads),
+        ),
+    ]
+    for size in sizes:
+        found.append(
+            Check(
+                f"predict.{predictor}.{size}",
+                f"{predictor}: {size} runners / AsyncVectorEnv with {size}",
+                measure.ratios(rates[f"{OURS}, {size}"], rates[f"{THEIRS}, {size}"]),
+            )
+        )
+    return found
+
+
+def plot(path: Path, all_rates: Mapping[str, Rates], sizes: list[int]) -> None:
+    """One panel per predictor, bars by size."""
+    pyplot = measure.plotting()
+    if pyplot is None:
+        return
+    figure, panels = pyplot.subplots(
+        1, len(all_rates), figsize=(5 * len(all_rates), 4), layout="constrained", squeeze=False
+    )
+    colors = {OURS: "#c44e52", THREADS: "#dd9a6f", THEIRS: "#8c9bb0"}
+    for axes, (predictor, rates) in zip(panels[0], all_rates.items()):
+        for i, (kind, color) in enumerate(colors.items()):
+            values = [rates[f"{kind}, {size}"] for size in sizes]
+            medians = [statistics.median(v) for v in values]
+            below = [m - min(v) for m, v in zip(medians, values)]
+            above = [max(v) - m for m, v in zip(medians, values)]
+            places = [place + (i - 1) * 0.27 for place in range(len(sizes))]
+            axes.bar(
+                places, medians, 0.25, yerr=[below, above], capsize=2, color=color, label=kind
+            )
+        reference = statistics.median(_best(rates, THEIRS, sizes))
+        if predictor == "trivial":
+            axes.axhline(
+                TARGET * reference,
+                color="#2f6f4e",
+                linestyle="--",
+                label=f"{TARGET} x the best of {THEIRS}",
+            )
+        axes.set_xticks(range(len(sizes)), [f"{size} runners" for size in sizes])
+        axes.set_title(f"{predictor} predictor", fontsize=11)
+        axes.set_ylabel("greedy steps/s, landed")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    measure.save(figure, path)
+
+
+def main() -> None:
+    """Measure, print, write the record and the picture."""
+    parser = measure.arguments(__doc__, "predict", repeats=5, seconds=1.5)
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--predictors", nargs="*", default=["trivial", "cnn"])
+    options = parser.parse_args()
+    all_rates: dict[str, Rates] = {}
+    series: list[Series] = []
+    found: list[Check] = []
+    for predictor in options.predictors:
+        if predictor == "cnn" and importlib.util.find_spec("torch") is None:
+            print("without the network: torch is not installed")
+            continue
+        rates = measure_all(predictor, options.sizes, options.repeats, options.seconds)
+        all_rates[predictor] = rates
+        found += checks(predictor, rates, options.sizes)
+        for name, values in rates.items():
+            kind, _, size = name.rpartition(", ")
+            how = settings(kind, int(size))[1]
+            series.append(Series(f"{predictor}: {name}", "steps/s", values, how))
+    measure.show(series, found)
+    run = {"repeats": options.repeats, "seconds": options.seconds, "torch_threads": 1}
+    measure.write(options.json, "predict", run, series, found)
+    plot(options.json.with_suffix(".png"), all_rates, options.sizes)
+
+
+if __name__ == "__main__":
+    main()
