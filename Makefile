@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 # The build of torch that the slow tests use; one that needs no GPU.
 TORCH ?= torch==2.13.0
 SOAK_SECONDS ?= 600
+# What bench-peers compares with; these versions work together on Python 3.11.
+PEERS ?= stable-baselines3==2.9.2 tianshou==2.0.1 torchrl==0.14.1 envpool==1.2.5 ray==2.60.0
 
-.PHONY: run test test-slow check bench clean
+.PHONY: run test test-slow check bench bench-quick bench-peers clean
 
 run: $(VENV)/.base
 	$(BIN)/mprunner collect ALE/Breakout-v5 --num-runners 2 --steps 20000
@@ -21,8 +23,26 @@ check: $(VENV)/.dev
 	$(BIN)/python -m flake8
 	$(BIN)/python -m mypy
 
-bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/compare_threads.py
+# Under ten minutes, on a machine that does nothing else; then README.md's tables and pictures.
+bench: $(VENV)/.bench $(VENV)/.slow
+	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 2
+	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 3
+	$(BIN)/python benchmarks/predict.py --seconds 1
+	$(BIN)/python benchmarks/sample.py --repeats 5
+	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 2 --update-readme
+	$(BIN)/python benchmarks/report.py
+
+# Under two minutes; fails only below generous floors.
+bench-quick: $(VENV)/.dev
+	$(BIN)/python benchmarks/quick.py
+
+# About three quarters of an hour; the peers have an environment of their own.
+bench-peers: $(VENV)/peers/.done
+	$(VENV)/peers/bin/python benchmarks/peers.py
+	$(VENV)/peers/bin/python benchmarks/learner_side.py
+	$(VENV)/peers/bin/python benchmarks/scale.py --workers 64 --seconds 3 \
+		--json benchmarks/results/scale_peers.json
+	$(VENV)/peers/bin/python benchmarks/report.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis
@@ -41,6 +61,14 @@ $(VENV)/.dev: $(VENV)/.base
 
 $(VENV)/.slow: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	touch $@
+
+# torch first, so that no peer pulls in a build for GPUs.
+$(VENV)/peers/.done: setup.cfg setup.py | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)/peers
+	$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e '.[atari,bench]' $(PEERS)
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

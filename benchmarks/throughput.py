@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Alone:
 
 def play_alone(workload: str, seed: int, pipe: Any) -> None:
     """In a process of its own: steps per second, as often as asked, until None comes."""
+    # A session of its own, as the pool's workers have: some schedulers deal the CPU by session.
+    os.setsid()
     env = factory(workload)()
     rng = np.random.default_rng(seed)
     env.reset(seed=seed)
@@ -79,7 +82,9 @@ def play_alone(workload: str, seed: int, pipe: Any) -> None:
 class Pool:
     """mprunner with jobs of one size; stays up between the repeats."""
 
-    def __init__(self, workload: str, workers: int, job_steps: int) -> None:
+    def __init__(
+        self, workload: str, workers: int, job_steps: int, backend: str = "process"
+    ) -> None:
         memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
         make = factory(workload)
         runners = [EnvRunner(make, None, memory, HISTORY_LEN) for _ in range(workers)]
@@ -89,7 +94,7 @@ class Pool:
             "maximum_staleness": max(16, 2 * workers * job_steps),
         }
         self._manager = EnvRunnerManager(
-            runners, self.settings["maximum_staleness"], backend="process", seed=0
+            runners, self.settings["maximum_staleness"], backend=backend, seed=0
         )
         self._job_steps = job_steps
         self.measure(0.5)

@@ -1,0 +1,114 @@
+"""A guard in under two minutes: the key ratios, and an error if one is below a generous floor.
+
+Ratios only, measured side by side, so that a slow or busy machine does not fail it. What misses
+its floor is measured once more, for longer, before it counts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import measure
+import sample
+from measure import Check
+from throughput import ALONE, Alone, Pool, Reading
+from workloads import SHAPE
+
+WORKERS = 2
+POOLS: dict[str, tuple[Any, ...]] = {
+    "mprunner, 16-step jobs": ("breakout", WORKERS, 16),
+    "mprunner, 1-step jobs": ("breakout", WORKERS, 1),
+    "mprunner, threads": ("breakout", WORKERS, 16, "thread"),
+    "mprunner, null": ("null", WORKERS, 16),
+}
+
+
+def piped_us(num_frames: int) -> float:
+    """CPU of sending one frame through a pipe and back, pickled: what the pool must not cost."""
+    ours, theirs = multiprocessing.Pipe()
+    frame = np.zeros(SHAPE, np.uint8)
+    begin = time.process_time()
+    for _ in range(num_frames):
+        ours.send(frame)
+        theirs.recv()
+    return (time.process_time() - begin) / num_frames * 1e6
+
+
+def pool_checks(repeats: int, seconds: float) -> list[Check]:
+    """Throughput against no pool and against threads; the parent's CPU."""
+    ready: dict[str, Any] = {ALONE: Alone("breakout", WORKERS)}
+    try:
+        ready |= {name: Pool(*how) for name, how in POOLS.items()}
+        tasks = {
+            name: (lambda contender=contender: contender.measure(seconds))
+            for name, contender in ready.items()
+        }
+        tasks["pipe"] = lambda: Reading(0.0, piped_us(5000))
+        readings = measure.interleaved(tasks, repeats)
+    finally:
+        for contender in ready.values():
+            contender.close()
+    rates = {name: [r.steps_per_s for r in got] for name, got in readings.items()}
+    parent = {name: [r.parent_us for r in got] for name, got in readings.items()}
+    jobs_16, jobs_1 = rates["mprunner, 16-step jobs"], rates["mprunner, 1-step jobs"]
+    return [
+        Check("quick.jobs_16", "16-step jobs / no pool", _over(jobs_16, rates[ALONE]), 0.7),
+        Check("quick.jobs_1", "1-step jobs / no pool", _over(jobs_1, rates[ALONE]), 0.45),
+        Check(
+            "quick.threads", "processes / threads", _over(jobs_16, rates["mprunner, threads"]), 1.2
+        ),
+        Check(
+            "quick.parent_cpu",
+            "parent's CPU per transition / a frame pickled through a pipe",
+            _over(parent["mprunner, null"], parent["pipe"]),
+            1.0,
+            "<=",
+        ),
+    ]
+
+
+def _over(ours: list[float], theirs: list[float]) -> list[float]:
+    return measure.ratios(ours, theirs)
+
+
+def sample_checks(repeats: int, seconds: float) -> list[Check]:
+    """A batch of 64 x (4 + 1) frames against a copy of its bytes."""
+    memory = sample.filled(20_000)
+    out = memory.sample_batch(sample.BATCH)
+    copies = sample.yardsticks(memory._state)
+    tasks = {
+        "ours": lambda: memory.sample_batch(sample.BATCH, out=out),
+        "ring": copies[sample.RING],
+    }
+    timed = {
+        name: (lambda task=task: sample.microseconds(task, seconds / 10))
+        for name, task in tasks.items()
+    }
+    found = measure.interleaved(timed, repeats)
+    ratio = measure.ratios(found["ours"], found["ring"])
+    return [Check("quick.sample", "a batch / a memcpy from the ring", ratio, 5.0, "<=")]
+
+
+def main() -> None:
+    """Measure, print, and exit with 1 if a floor is missed twice."""
+    parser = measure.arguments(__doc__, "quick", repeats=3, seconds=1.5)
+    options = parser.parse_args()
+    for attempt in range(2):
+        factor = 1 + attempt
+        found = pool_checks(options.repeats, factor * options.seconds)
+        found += sample_checks(options.repeats, factor * options.seconds)
+        measure.show([], found)
+        missed = [check for check in found if check.holds is False]
+        if not missed:
+            return
+        print(f"below the floor: {', '.join(check.figure for check in missed)}")
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
