@@ -8,7 +8,7 @@ SOAK_SECONDS ?= 600
 # What bench-peers compares with; these versions work together on Python 3.11.
 PEERS ?= stable-baselines3==2.9.2 tianshou==2.0.1 torchrl==0.14.1 envpool==1.2.5 ray==2.60.0
 
-.PHONY: run test test-slow check bench bench-quick bench-peers clean
+.PHONY: run test test-slow check bench bench-quick bench-peers train clean
 
 run: $(VENV)/.base
 	$(BIN)/mprunner collect ALE/Breakout-v5 --num-runners 2 --steps 20000
@@ -43,6 +43,11 @@ bench-peers: $(VENV)/peers/.done
 	$(VENV)/peers/bin/python benchmarks/scale.py --workers 64 --seconds 3 \
 		--json benchmarks/results/scale_peers.json
 	$(VENV)/peers/bin/python benchmarks/report.py
+
+# CartPole-v1 until the agent balances it: about half a minute, at most three.
+SEED ?= 0
+train: $(VENV)/.slow
+	$(BIN)/python benchmarks/dqn.py --env CartPole-v1 --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis
