@@ -30,6 +30,7 @@ LEVELS = [
 ROOMS = {
     "multiprocessing": {
         "backends.channel",
+        "backends.drain",
         "backends.launch",
         "backends.pipes",
         "backends.process",
@@ -42,7 +43,7 @@ ROOMS = {
     "minari": {"replay.inspect"},
     "rich": {"cli", "expreplay"},
     "tensorboard": {"cli"},
-    "torch": {"predictors"},
+    "torch": {"predictors", "experience"},
 }
 REQUIRED = {"numpy", "cloudpickle"}
 
@@ -125,6 +126,29 @@ def test_what_is_heavy_stays_in_its_room(name):
             continue
         rooms = ROOMS.get(package, set())
         assert name in rooms or name.split(".")[0] in rooms, f"mprunner.{name} imports {package}"
+
+
+def at_import(nodes):
+    """The import statements that are executed as a module is loaded."""
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            yield from at_import(node.orelse)
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            for part in ("body", "orelse", "finalbody", "handlers"):
+                yield from at_import(getattr(node, part, []))
+        elif isinstance(node, ast.ExceptHandler):
+            yield from at_import(node.body)
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if level_of(name) < 5])
+def test_an_extra_is_loaded_where_it_is_used(name):
+    for node in at_import(TREES[name].body):
+        for _, full_name in imports(node):
+            package = full_name.split(".")[0]
+            if package in ROOMS and package != "multiprocessing":
+                assert name in ("backends.ray", "backends.ray_actor"), f"{name} loads {package}"
 
 
 def test_a_worker_loads_nothing_heavy():

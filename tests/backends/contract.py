@@ -30,7 +30,6 @@ class StartContract(PoolCase):
     test_the_original_loop = Streams.test_the_original_loop
     test_an_environment_instead_of_a_factory = Streams.test_an_environment_instead_of_a_factory
     test_a_class_made_in_a_function = Streams.test_a_class_made_in_a_function
-    test_acting_sees_what_training_sees = Acting.test_acting_sees_what_training_sees
     test_local_weights = Acting.test_local_weights_are_the_newest_at_the_next_job
     test_seeds = Acting.test_seeds
     test_step_blocks = RunAhead.test_step_blocks_and_workers_do_only_what_they_are_asked

@@ -165,7 +165,8 @@ class Acting(PoolCase):
         np.random.seed(0)
         others = play(2)
         np.random.seed(1)
-        assert play(1) == first
+        if self.thorough:
+            assert play(1) == first
         if not self.synchronous:
             assert play(1, backend="inline", start_method=None) == first
         seen: dict[str, set[Any]] = {"seeds": set(), "draws": set(), "actions": set()}

@@ -42,7 +42,8 @@ class Failures(PoolCase):
             tags[0].factory(ledger=ledger),
             tags[1].factory(FaultyPlayer, where=where, ledger=ledger),
         ]
-        manager = self.pool(memory, players, staleness=4)
+        # In turn, so that the one that fails gets there however the machine is loaded.
+        manager = self.pool(memory, players, staleness=4, deterministic=True)
         with pytest.raises(WorkerRaised) as raised:
             for _ in range(500):
                 manager.step(1.0)
@@ -91,7 +92,7 @@ class Failures(PoolCase):
             Tag(1).factory(),
         ]
         with pytest.raises(WorkerRaised, match="SystemExit while .*step.*: enough"):
-            with self.pool(memory, players) as manager:
+            with self.pool(memory, players, deterministic=True) as manager:
                 for _ in range(500):
                     manager.step(1.0)
 
