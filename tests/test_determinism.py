@@ -219,3 +219,46 @@ def test_a_worker_that_dies_is_an_error() -> None:
 def test_restarting_workers_cannot_be_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="restart"):
         make(None, "process", 2, on_failure="restart")
+
+
+def run_torch(backend: str, num_players: int) -> tuple[str, str]:
+    """A network acts beside the players, and learns with Adam; batches and weights."""
+    import torch
+    from torch import nn
+
+    from mprunner.predictors import from_torch
+
+    def make_net() -> Any:
+        layers = [nn.Flatten(), nn.Linear(3 * HISTORY, 16), nn.ReLU(), nn.Linear(16, 3)]
+        return nn.Sequential(*layers)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(4)
+    net = make_net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    batches, weights = Digest(), Digest()
+    predictor = LocalPredictor(from_torch(make_net), net.state_dict())
+    with make(predictor, backend, num_players) as replay:
+        for i, batch in zip(range(ROUNDS), replay):
+            batches.add(*batch)
+            frames, action, reward, is_over = (torch.from_numpy(item) for item in batch)
+            with torch.no_grad():
+                value = net(frames[..., 1:]).max(1).values
+            q = net(frames[..., :-1]).gather(1, action[:, None])[:, 0]
+            loss = nn.functional.smooth_l1_loss(q, reward + 0.99 * value * ~is_over)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            weights.add(*(parameter.detach().numpy() for parameter in net.parameters()))
+            replay.set_weights(net.state_dict())
+            replay.exploration = max(0.2, 1 - i / 20)
+    return str(batches), str(weights)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_players", [2, 4])
+def test_same_bits_with_torch(num_players: int) -> None:
+    pytest.importorskip("torch", reason="needs torch, which `make test-slow` installs")
+    runs = {(name, i): run_torch(name, num_players) for name in BACKENDS for i in range(2)}
+    assert len(set(runs.values())) == 1, runs
