@@ -19,7 +19,7 @@ from mprunner.replay import layout
 from mprunner.replay.arguments import checked_state, checked_step
 from mprunner.replay.mapped import MappedArrays
 from mprunner.replay.storage import Arrays, Format
-from mprunner.replay.streams import OPAQUE_ROW, Ring, Streams, check_streams, copy_block
+from mprunner.replay.streams import Ring, Streams, check_streams, copy_block
 
 
 class Intake:
@@ -43,7 +43,8 @@ class Intake:
         self._arrays = arrays
         self._state = arrays.state
         self._meta = arrays.meta
-        self._records = arrays.meta.view(OPAQUE_ROW)
+        self._records = arrays.meta.view(np.uint8).data
+        self._row_shape, self._row_dtype = form.state_shape, form.dtype
         self._counters = arrays.counters if isinstance(arrays, MappedArrays) else None
         self._use(streams)
 
@@ -115,14 +116,18 @@ class Intake:
             ConfigurationError: no such stream, or rows of another shape or dtype.
         """
         state, meta = rows.state, rows.meta
-        if state.dtype != self._state.dtype or state.shape[1:] != self._state.shape[1:]:
+        if state.dtype != self._row_dtype or state.shape[1:] != self._row_shape:
             raise ConfigurationError(
                 f"rows of shape {state.shape[1:]} and dtype {state.dtype} for a memory of "
                 f"{self._form.state_shape} and {self._form.dtype}"
             )
+        if meta.dtype != ROW or len(meta) != len(state) or not len(state):
+            raise ConfigurationError(
+                f"{len(state)} observations with {len(meta)} records of dtype {meta.dtype}; "
+                f"expected as many, at least one, of dtype {ROW}"
+            )
         with self.writer_lock:
-            ring = self._ring(stream)
-            self._land(ring, state, meta.view(OPAQUE_ROW), rows.provisional, scores)
+            self._land(self._ring(stream), state, meta.tobytes(), rows.provisional, scores)
 
     def seal(self, stream: int) -> None:
         """Ends a stream's unfinished episode as truncated; its writer is gone.
@@ -157,7 +162,7 @@ class Intake:
                 self._deal(1)
             ring = self._streams.rings[0]
             states, rows = self._appended(ring, state, action, reward, exp.isOver)
-            self._land(ring, states, rows.view(OPAQUE_ROW), not exp.isOver)
+            self._land(ring, states, rows.tobytes(), not exp.isOver)
 
     def _appended(
         self, ring: Ring, state: Array, action: int, reward: float, over: bool
@@ -183,11 +188,11 @@ class Intake:
         return self._streams.rings[stream]
 
     def _land(
-        self, ring: Ring, state: Array, records: Array, provisional: bool, scores: Any = ()
+        self, ring: Ring, state: Array, records: bytes, provisional: bool, scores: Any = ()
     ) -> None:
         counters = self._counters
         if counters is not None:
-            counters.write(ring, ring.end + len(records) - ring.provisional)
+            counters.write(ring, ring.end + len(state) - ring.provisional)
         end = copy_block(ring, self._state, self._records, state, records)
         ring.provisional = provisional
         if scores:

@@ -305,9 +305,7 @@ class ReplayMemory(Intake):
             self._closed = True
             if isinstance(self._arrays, mapped.MappedArrays):
                 self._arrays.close()
-            # extend() looks at it before it takes the lock.
-            self._state = np.empty((0, *self.state_shape), self.dtype)
-            del self._arrays, self._meta, self._records, self._counters
+            del self._arrays, self._state, self._meta, self._records, self._counters
             del self._index, self._uniform, self._gatherer, self._by_priority
 
     def __enter__(self) -> ReplayMemory:

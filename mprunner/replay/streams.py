@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from mprunner.errors import ConfigurationError
-from mprunner.experience import Array
+from mprunner.experience import ROW, Array
 
-#: A row's record as 16 opaque bytes: numpy copies these at once, structured ones field by field.
-OPAQUE_ROW = np.dtype("V16")
+_RECORD_BYTES = ROW.itemsize
 
 
 class Ring:
@@ -134,7 +133,9 @@ def check_streams(num_streams: int, max_size: int, history_len: int) -> None:
         )
 
 
-def copy_block(ring: Ring, state: Array, meta: Array, new_state: Array, new_meta: Array) -> int:
+def copy_block(
+    ring: Ring, state: Array, records: memoryview, new_state: Array, new_records: bytes
+) -> int:
     """Copies a block to the head of a ring; only the newest rows of one longer than the ring.
 
     If the ring's newest row is provisional, the block's first row takes its place. It holds
@@ -143,14 +144,15 @@ def copy_block(ring: Ring, state: Array, meta: Array, new_state: Array, new_meta
 
     Args:
         ring: the stream's ring; its counters are left as they are.
-        state, meta: the memory's arrays; ``meta`` and ``new_meta`` viewed as `OPAQUE_ROW`.
+        state: the memory's observations.
+        records: the bytes of the memory's records: numpy would copy them field by field.
         new_state: ``(N, *state_shape)``.
-        new_meta: ``(N,)``.
+        new_records: of N rows.
 
     Returns:
         The row number after the block's last row.
     """
-    num = len(new_meta)
+    num = len(new_state)
     skip = 1 if ring.provisional else 0
     first = ring.end - skip
     low = first % ring.cap
@@ -158,17 +160,19 @@ def copy_block(ring: Ring, state: Array, meta: Array, new_state: Array, new_meta
         low += ring.offset
         high = low + num
         state[low + skip : high] = new_state[skip:]
-        meta[low:high] = new_meta
+        records[low * _RECORD_BYTES : high * _RECORD_BYTES] = new_records
     else:
-        _copy_wrapped(ring, state, new_state[skip:], first + skip)
-        _copy_wrapped(ring, meta, new_meta, first)
+        _copy_wrapped(ring, state, new_state[skip:], first + skip, 1)
+        _copy_wrapped(ring, records, new_records, first, _RECORD_BYTES)
     return first + num
 
 
-def _copy_wrapped(ring: Ring, target: Array, source: Array, first: int) -> None:
-    drop = max(0, len(source) - ring.cap)
-    source = source[drop:]
+def _copy_wrapped(ring: Ring, target: Any, source: Any, first: int, size: int) -> None:
+    """Copies rows of ``size`` items each, of which the first is row ``first``."""
+    num = len(source) // size
+    drop = max(0, num - ring.cap)
     low = (first + drop) % ring.cap
-    head = min(len(source), ring.cap - low)
-    target[ring.offset + low : ring.offset + low + head] = source[:head]
-    target[ring.offset : ring.offset + len(source) - head] = source[head:]
+    head = min(num - drop, ring.cap - low)
+    start, middle = ring.offset * size, (drop + head) * size
+    target[start + low * size : start + (low + head) * size] = source[drop * size : middle]
+    target[start : start + (num - drop - head) * size] = source[middle:]

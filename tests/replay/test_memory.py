@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mprunner.errors import ConfigurationError, NotEnoughRows
-from mprunner.experience import TERMINATED, TRUNCATED, Experience
+from mprunner.experience import TERMINATED, TRUNCATED, Experience, Rows
 from mprunner.replay.memory import ReplayMemory
-from tests.replay.replay_model import Writer, assert_batch, assert_stack, paint
+from tests.replay.replay_model import Writer, assert_batch, assert_stack, make_rows, paint
 
 
 def filled(num_rows, max_size=16, history_len=4, **options):
@@ -158,6 +158,14 @@ def test_extend_refuses_other_rows():
         stray.memory = memory
         with pytest.raises(ConfigurationError, match="for a memory of"):
             memory.extend(0, _rows_of(source), ())
+    good = _rows_of(memory)
+    for state, meta in [
+        (good.state[:0], good.meta[:0]),
+        (good.state, good.meta[:0]),
+        (good.state, np.zeros(1, "f8")),
+    ]:
+        with pytest.raises(ConfigurationError, match="expected as many"):
+            memory.extend(0, Rows(state, meta, False))
     with pytest.raises(ConfigurationError, match="stream 1 "):
         memory.extend(1, _rows_of(memory))
     with pytest.raises(ConfigurationError, match="stream -1 "):
@@ -165,8 +173,6 @@ def test_extend_refuses_other_rows():
 
 
 def _rows_of(memory):
-    from tests.replay.replay_model import make_rows
-
     return make_rows(memory, [(1, 0, 0.0, 0, 4, 0)], False)
 
 
