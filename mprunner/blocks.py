@@ -114,6 +114,18 @@ class BlockWriter:
         if observed:
             self._state[0] = newest
 
+    def cut(self) -> None:
+        """The episode breaks off: send the rows that are whole. `observe` must follow."""
+        n = self._n
+        if not self._observed and n and not self._meta[n * 16 - 4] & CLOSING:
+            # A step whose outcome is unknown: only what it was done on is kept.
+            self._n = n - 1
+            self._info.num_steps -= 1
+            self._info.versions[self._version] -= 1
+            self._observed = True
+        self.flush()
+        self._n, self._observed = 0, False
+
 
 class LocalEmitter:
     """Takes blocks in the process of the memory, by a call.

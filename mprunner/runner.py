@@ -149,7 +149,12 @@ class EnvRunner:
             self._open_alone()
         loop = self._running
         loop.refresh()
-        loop.step(exploration)
+        try:
+            loop.step(exploration)
+        except BaseException:
+            if loop.break_off() and self.memory is not None and self._stream is not None:
+                self.memory.seal(self._stream)
+            raise
         loop.writer.flush()
 
     def close(self) -> None:
@@ -254,6 +259,7 @@ class Loop:
         self._model: Any = None
         self._version = -1
         self._score = 0.0
+        self._broken = False  # a step was begun and is not in the rows as a whole
         self._history = History(runner.history_len, runner.state_shape, runner.dtype)
         self.writer = writer
         self.activity = activity
@@ -272,8 +278,11 @@ class Loop:
 
     def step(self, exploration: float) -> None:
         """One step in the player, one row (and a closing one) out."""
+        if self._broken:
+            self._restart(None)
         activity, history = self.activity, self._history
         action = self._checked(self._runner.act(history.state(), exploration))
+        self._broken = True
         activity.enter(Doing.STEP)
         observation, reward, terminated, truncated, game_over = self.player.step(action)
         activity.enter(Doing.RUNNING)
@@ -284,12 +293,27 @@ class Loop:
         if not flags:
             history.push(observation)
             writer.observe(observation, history.age)
+            self._broken = False
             return
         writer.close(observation, history.next_age)
         if game_over:
             writer.add_score(self._score)
             self._score = 0.0
         self._restart(None)
+
+    def break_off(self) -> bool:
+        """After an exception, if the runner is to go on: send what is whole.
+
+        Returns:
+            True if a step was under way. Then the stream is to be sealed, the score of the game
+            is discarded, and the next step begins an episode.
+        """
+        if not self._broken:
+            self.writer.flush()
+            return False
+        self.writer.cut()
+        self._score = 0.0
+        return True
 
     def refresh(self) -> None:
         """Take over the newest published weights, if there are newer ones."""
@@ -358,6 +382,7 @@ class Loop:
         self.activity.enter(Doing.RUNNING)
         self._history.restart(observation)
         self.writer.observe(observation, 0)
+        self._broken = False
 
 
 def _seeds(

@@ -50,8 +50,8 @@ class InlineBackend(LocalBackend):
     def _give_up(self, worker: int) -> None:
         """Ctrl-C: what is left of the job counts as lost, so that nobody waits for it."""
         loop, pace = self.loops[worker], self.paces[worker]
-        if loop is not None:
-            loop.writer.flush()
+        if loop is not None and loop.break_off():
+            self.memory.seal(worker)
         lost = self.jobs[worker].num_steps
         self.jobs[worker].land(lost)
         while pace.outstanding > 0:
