@@ -10,7 +10,7 @@ import numpy as np
 
 from mprunner.experience import CLOSING, ROW, TERMINATED, TRUNCATED, Rows
 from mprunner.replay.memory import ReplayMemory
-from tests.tagged import Tag
+from tests.tagged import EPISODE, LAST_ACTION, STEP, Tag
 
 _FLAGS = {
     "terminated": TERMINATED,
@@ -44,6 +44,10 @@ class Record:
         self._provisional = rows.provisional
         self.scores.extend(scores)
         self.num_blocks += 1
+
+    def seal(self) -> None:
+        """The episode goes no further; what comes next is the first row of another."""
+        self._provisional = False
 
     @property
     def state(self) -> np.ndarray:
@@ -103,6 +107,10 @@ class RecordingMemory(ReplayMemory):
         super().extend(stream, rows, scores)
         self.records[stream].add(rows, scores)
 
+    def seal(self, stream: int) -> None:
+        super().seal(stream)
+        self.records[stream].seal()
+
     @property
     def num_steps(self) -> int:
         """Transitions that have landed since the start."""
@@ -157,6 +165,21 @@ def check_record(record: Record, tag: Tag, history_len: int) -> None:
     for name in ("action", "reward", "flags", "age"):
         np.testing.assert_array_equal(meta[name], rows[name], err_msg=name)
     assert record.scores == scores_of(tag, len(record.actions))
+
+
+def check_joints(record: Record, history_len: int) -> None:
+    """A stream in which episodes may break off anywhere: each is whole as far as it goes."""
+    state, meta = record.state, record.meta
+    closing = meta["flags"] & CLOSING != 0
+    assert closing[-1]
+    begins = np.append(True, closing[:-1])
+    assert (state[begins][:, STEP] == 0).all() and (state[begins][:, LAST_ACTION] == -1).all()
+    before, after = state[:-1][~closing[:-1]], state[1:][~closing[:-1]]
+    assert np.array_equal(after[:, EPISODE], before[:, EPISODE])
+    assert np.array_equal(after[:, STEP], before[:, STEP] + 1)
+    assert np.array_equal(after[:, LAST_ACTION], meta["action"][~closing])
+    assert (np.diff(state[begins][:, EPISODE]) > 0).all()
+    assert np.array_equal(meta["age"], np.minimum(state[:, STEP], history_len - 1))
 
 
 def check_samples(memory: RecordingMemory) -> None:

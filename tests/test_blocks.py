@@ -95,3 +95,44 @@ def test_size_of_a_block(shape, dtype):
     row = ROW.itemsize + np.dtype(dtype).itemsize * int(np.prod(shape))
     assert MIN_BLOCK_ROWS <= num_rows <= 256
     assert num_rows == MIN_BLOCK_ROWS or num_rows * row <= 512 * 1024
+
+
+@pytest.mark.parametrize("flags", [0, TERMINATED])
+@pytest.mark.parametrize("steps_before", [0, 1, 3])
+def test_an_episode_that_breaks_off_within_a_step(steps_before, flags):
+    landing = Landing(16)
+    writer = landing.writer
+    for episode in range(2):
+        writer.observe(np.array([episode, 0]), 0)
+        for step in range(1, steps_before + 1):
+            writer.commit(7, 1.0, 0, 0)
+            writer.observe(np.array([episode, step]), step)
+        if not episode:
+            writer.commit(8, 1.0, 0, flags)  # and nobody has seen what came of it
+            writer.cut()
+            landing.record.seal()
+    writer.flush()
+    if not steps_before:
+        assert not landing.infos  # nothing is whole
+        return
+    state, meta = landing.record.state, landing.record.meta
+    kept = [[episode, step] for episode in range(2) for step in range(steps_before + 1)]
+    assert state.tolist() == kept
+    assert meta["flags"].tolist() == ([0] * steps_before + [CLOSING]) * 2
+    assert 8 not in meta["action"]
+
+
+def test_an_episode_that_breaks_off_after_its_end():
+    landing = Landing(16)
+    writer = landing.writer
+    writer.observe(np.array([0, 0]), 0)
+    writer.commit(7, 1.0, 0, TERMINATED)
+    writer.close(np.array([0, 1]), 1)
+    writer.cut()
+    landing.record.seal()
+    writer.observe(np.array([1, 0]), 0)
+    writer.commit(7, 1.0, 0, 0)
+    writer.observe(np.array([1, 1]), 1)
+    writer.flush()
+    assert landing.record.state.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert landing.record.meta["flags"].tolist() == [TERMINATED, CLOSING, 0, CLOSING]

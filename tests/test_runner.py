@@ -21,10 +21,11 @@ from mprunner import (
 )
 from mprunner.blocks import BlockWriter, LocalEmitter, block_rows
 from mprunner.runner import check_exploration
-from tests.streams import RecordingMemory, check_streams
+from tests.streams import RecordingMemory, check_joints, check_samples, check_streams
 from tests.tagged import TAG_SHAPE, Discrete, Tag, TagPlayer
 from tests.toys import (
     GreedyModel,
+    InterruptedPlayer,
     LegacyPlayer,
     ProbeModel,
     ScribblingModel,
@@ -347,6 +348,48 @@ def test_after_close():
     assert player.num_closed == 1
     with pytest.raises(ClosedError):
         runner.step(1.0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("for once")])
+@pytest.mark.parametrize(
+    "where", ["before step", "after step", "before reset", "after reset"]
+)
+def test_one_may_go_on_after_an_exception(where, error):
+    runner, memory = alone(lambda: InterruptedPlayer(0, 5, where=where, error=error))
+    raised = 0
+    for _ in range(60):
+        try:
+            runner.step(1.0)
+        except (KeyboardInterrupt, OSError) as found:
+            assert found is error
+            raised += 1
+    runner.close()
+    assert raised == 1
+    record = memory.records[0]
+    check_joints(record, 4)
+    check_samples(memory)
+    assert len(record.steps) == 60 - (where in ("before step", "after step"))
+    assert set(record.scores) == {5.0}  # that of the broken game is discarded
+
+
+def test_an_action_that_fails_breaks_nothing_off():
+    class Shy(EnvRunner):
+        def act(self, state, exploration):
+            if self.rng.random() < 0.3:
+                raise KeyError("once more")
+            return super().act(state, exploration)
+
+    runner, memory = alone(Tag(0, 5).factory(), kind=Shy, seed=0)
+    failures = 0
+    for _ in range(60):
+        try:
+            runner.step(1.0)
+        except KeyError:
+            failures += 1
+    runner.close()
+    assert 5 < failures < 40
+    assert memory.num_steps == 60 - failures
+    check_streams(memory, [Tag(0, 5)])
 
 
 def test_a_start_that_fails_can_be_tried_again():

@@ -55,6 +55,36 @@ class FaultyPlayer(TagPlayer):
         self._raise_in("close")
 
 
+class InterruptedPlayer(TagPlayer):
+    """Raises once, in its second episode.
+
+    Args:
+        where: "before step", "after step", "before reset" or "after reset", as to what is done.
+        error: what is raised.
+    """
+
+    def __init__(self, *args: Any, where: str, error: BaseException, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._where, self._error = where, error
+
+    def _pass(self, place: str) -> None:
+        if place == self._where and self.episode >= 1 and self.at != 1:
+            self._where = "nowhere"
+            raise self._error
+
+    def reset(self, **options: Any) -> Any:
+        self._pass("before reset")
+        result = super().reset(**options)
+        self._pass("after reset")
+        return result
+
+    def step(self, action: int) -> Any:
+        self._pass("before step")
+        result = super().step(action)
+        self._pass("after step")
+        return result
+
+
 class LegacyPlayer(TagPlayer):
     """As old gym: reset without a seed gives the observation alone, a step four things."""
 
