@@ -1,19 +1,18 @@
 """The arrays behind a replay memory that lives in a file: mapped, locked, whole after a kill.
 
-Owns opening, creating and copying such files. Knows the format and the rings; nothing of
-sampling or threads.
+Owns opening, creating and reading such files; `copying` writes copies. Knows the format and the
+rings; nothing of sampling or threads.
 """
 
 from __future__ import annotations
 
-import copy
 import errno
 import fcntl
 import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Iterator
+from typing import Iterator
 
 import numpy as np
 
@@ -24,9 +23,9 @@ from mprunner.replay.fileformat import MAGIC, PAGE, UNFINISHED, Counters, Plan, 
 from mprunner.replay.storage import Arrays, Format
 from mprunner.replay.streams import Ring, Streams
 
-_CHUNK_BYTES = 1 << 22
-
-Snapshot = Callable[[], "tuple[Arrays | MappedArrays, Streams]"]
+_CHUNK_BYTES = 1 << 21
+#: What a full disk is called.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class MappedArrays:
@@ -87,9 +86,9 @@ def open_for_writing(path: Path, form: Format, num_streams: int) -> tuple[Mapped
     Raises:
         StorageError: another writer has it, it holds something else, or there is no space.
     """
-    fd = _open(path, os.O_RDWR | os.O_CREAT)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
-        _lock(fd, path)
+        lock_file(fd, path)
         head = os.pread(fd, PAGE, 0)
         fresh = not head or head.startswith(UNFINISHED)
         if fresh:
@@ -122,7 +121,7 @@ def open_for_reading(path: Path) -> MappedArrays:
     Raises:
         StorageError: there is no such file, or it is none of ours.
     """
-    fd = _open(path, os.O_RDONLY)
+    fd = open_file(path, os.O_RDONLY)
     try:
         plan = read_plan(os.pread(fd, PAGE, 0), os.fstat(fd).st_size, str(path))
     except BaseException:
@@ -154,44 +153,6 @@ def load(path: Path) -> tuple[Arrays, Streams, Format]:
     return arrays, streams, source.form
 
 
-def save(path: Path, form: Format, snapshot: Snapshot, lock: ContextManager[Any]) -> None:
-    """Writes a copy of a memory to a file, atomically, while writers may go on.
-
-    Args:
-        path: of the file.
-        form: what the rows look like.
-        snapshot: gives the memory's arrays and rings; called under the lock.
-        lock: the memory's; held for no more than a few megabytes at a time.
-
-    Raises:
-        StorageError: there is no space, or another memory has this file open.
-    """
-    with FileWriter(path, form) as target:
-        while not _copy(target, form, snapshot, lock):
-            pass
-
-
-def _copy(
-    target: MappedArrays, form: Format, snapshot: Snapshot, lock: ContextManager[Any]
-) -> bool:
-    """Copies all rows; False if the memory was divided anew meanwhile."""
-    with lock:
-        source, streams = snapshot()
-        rings = [copy.copy(ring) for ring in streams.rings]
-    for part in written_chunks(rings, form):
-        with lock:
-            if snapshot()[1] is not streams:
-                return False
-            target.state[part] = source.state[part]
-            target.meta[part] = source.meta[part]
-    target.counters.begin(rings)
-    with lock:
-        for ring, now in zip(rings, streams.rings):
-            # As if the blocks that have landed meanwhile had been torn.
-            target.counters.write(ring, now.end)
-        return snapshot()[1] is streams
-
-
 def mend_all(
     streams: Streams, found: list[tuple[Ring, int]], meta: Array, history_len: int
 ) -> None:
@@ -202,58 +163,12 @@ def mend_all(
 
 
 def written_chunks(rings: list[Ring], form: Format) -> Iterator[slice]:
-    """All slots that were ever written, in pieces of a few megabytes."""
+    """All slots that were ever written, in pieces of at most two megabytes."""
     step = max(1, _CHUNK_BYTES // (form.state_bytes + ROW.itemsize))
     for ring in rings:
         stop = ring.offset + min(ring.end, ring.cap)
         for low in range(ring.offset, stop, step):
             yield slice(low, min(low + step, stop))
-
-
-class FileWriter:
-    """Writes a copy of a memory next to ``path`` and puts it there when it is complete.
-
-    Use as a context manager; if its block fails, ``path`` stays as it was.
-    """
-
-    def __init__(self, path: Path, form: Format) -> None:
-        self._path = path
-        self._partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        self._plan = Plan.of(form)
-
-    def __enter__(self) -> MappedArrays:
-        self._refuse_live()
-        fd = _open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        try:
-            _check_space(fd, self._path, self._plan)
-            os.ftruncate(fd, self._plan.nbytes)
-        except BaseException:
-            os.close(fd)
-            self._partial.unlink()
-            raise
-        self._fd = fd
-        self._arrays = MappedArrays(self._partial, self._plan, fd, writable=True)
-        return self._arrays
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            if kind is None:
-                os.pwrite(self._fd, MAGIC + self._plan.header(), 0)
-                self._arrays.flush()
-                os.fsync(self._fd)
-                os.replace(self._partial, self._path)
-                _sync_folder(self._path.parent)
-        finally:
-            self._arrays.close()
-            self._partial.unlink(missing_ok=True)
-
-    def _refuse_live(self) -> None:
-        if self._path.exists():
-            fd = _open(self._path, os.O_RDONLY)
-            try:
-                _lock(fd, self._path)
-            finally:
-                os.close(fd)
 
 
 def _make_room(fd: int, path: Path, plan: Plan) -> None:
@@ -266,14 +181,14 @@ def _make_room(fd: int, path: Path, plan: Plan) -> None:
         raise
 
 
-def _open(path: Path, flags: int) -> int:
+def open_file(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags, 0o644)
     except OSError as error:
         raise StorageError(f"{path} cannot be opened: {error.strerror}") from error
 
 
-def _lock(fd: int, path: Path) -> None:
+def lock_file(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -290,40 +205,31 @@ def _check_form(path: Path, found: Format, wanted: Format) -> None:
             raise StorageError(f"{path} has {field} {theirs}, and {ours} was asked for")
 
 
-def _check_space(fd: int, path: Path, plan: Plan) -> None:
-    stat = os.fstatvfs(fd)
-    needed = plan.nbytes - os.fstat(fd).st_blocks * 512
-    available = stat.f_bavail * stat.f_frsize
-    if needed > available:
-        raise _no_space(path, plan, needed, available)
-
-
 def _allocate(fd: int, path: Path, plan: Plan) -> None:
     """Takes the space now: a full disk shows as SIGBUS when a mapped page is written."""
-    _check_space(fd, path, plan)
+    needed = plan.nbytes - os.fstat(fd).st_blocks * 512
+    if needed > free_bytes(fd):
+        raise no_space(path, plan.form, needed, free_bytes(fd))
     if not hasattr(os, "posix_fallocate"):
         os.ftruncate(fd, plan.nbytes)
         return
     try:
         os.posix_fallocate(fd, 0, plan.nbytes)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in NO_SPACE:
             raise
-        stat = os.fstatvfs(fd)
-        raise _no_space(path, plan, plan.nbytes, stat.f_bavail * stat.f_frsize) from error
+        raise no_space(path, plan.form, needed, free_bytes(fd)) from error
 
 
-def _no_space(path: Path, plan: Plan, needed: int, available: int) -> StorageError:
-    form = plan.form
+def free_bytes(fd: int) -> int:
+    """What is left on a file's disk."""
+    stat = os.fstatvfs(fd)
+    return stat.f_bavail * stat.f_frsize
+
+
+def no_space(path: Path, form: Format, needed: int, available: int) -> StorageError:
+    """The error that says so."""
     return StorageError(
         f"a replay file of {form.max_size} rows of shape {form.state_shape} and dtype "
         f"{form.dtype} needs {needed} more bytes at {path}, and {available} are available"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mprunner.checks import at_least
 from mprunner.errors import ConfigurationError
 from mprunner.experience import TERMINATED, Array, Batch
-from mprunner.replay import mapped
+from mprunner.replay import copying, mapped
 from mprunner.replay.arguments import checked_format
 from mprunner.replay.index import TransitionIndex
 from mprunner.replay.intake import Intake
@@ -283,7 +283,7 @@ class ReplayMemory(Intake):
         Raises:
             StorageError: there is no space, or another memory has this file open.
         """
-        mapped.save(Path(path), self._form, self._snapshot, self.writer_lock)
+        copying.save(Path(path), self._form, self._snapshot, self.writer_lock)
 
     def _snapshot(self) -> tuple[Arrays | mapped.MappedArrays, Streams]:
         self._check_open()

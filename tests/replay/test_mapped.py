@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import threading
 
@@ -10,7 +11,7 @@ import pytest
 
 from mprunner.errors import ClosedError, ConfigurationError, StorageError
 from mprunner.experience import TERMINATED, Experience
-from mprunner.replay import mapped, storage
+from mprunner.replay import copying, storage
 from mprunner.replay.memory import ReplayMemory
 from tests.replay.replay_model import Writer, assert_stack
 
@@ -194,17 +195,35 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def broken(*arguments):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(mapped, "written_chunks", broken)
+    monkeypatch.setattr(copying, "written_chunks", broken)
     with pytest.raises(OSError, match="the disk is gone"):
         memory.save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["copy.mpr"]
 
 
+def test_a_disk_that_fills_up_during_a_save_is_named(tmp_path, monkeypatch):
+    memory, _ = written()
+    path = tmp_path / "copy.mpr"
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying.os, "pwrite", full)
+        with pytest.raises(StorageError, match=r"needs \d+ more bytes at .*, and \d+ are avail"):
+            memory.save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "free_bytes", lambda fd: 100)
+        with pytest.raises(StorageError, match="and 100 are available"):
+            memory.save(path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_rows_that_land_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
     memory, writers = written()
     held = {w.model.stack(e, t)[-1] for w in writers for e, t in w.model.transitions()}
-    chunks = mapped.written_chunks
+    chunks = copying.written_chunks
 
     def interrupted(*arguments):
         for part in chunks(*arguments):
@@ -214,7 +233,7 @@ def test_rows_that_land_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
                 writer.step(TERMINATED)
                 writer.flush()
 
-    monkeypatch.setattr(mapped, "written_chunks", interrupted)
+    monkeypatch.setattr(copying, "written_chunks", interrupted)
     memory.save(tmp_path / "copy.mpr")
     monkeypatch.undo()
     copy = ReplayMemory.load(tmp_path / "copy.mpr")
@@ -229,7 +248,7 @@ def test_rows_that_land_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
 def test_a_save_starts_again_when_the_streams_change(tmp_path, monkeypatch):
     memory, _ = written()
     memory.close_streams()
-    chunks = mapped.written_chunks
+    chunks = copying.written_chunks
     deals = iter([3])
 
     def interrupted(*arguments):
@@ -238,7 +257,7 @@ def test_a_save_starts_again_when_the_streams_change(tmp_path, monkeypatch):
                 memory.open_streams(number)
             yield part
 
-    monkeypatch.setattr(mapped, "written_chunks", interrupted)
+    monkeypatch.setattr(copying, "written_chunks", interrupted)
     memory.save(tmp_path / "copy.mpr")
     copy = ReplayMemory.load(tmp_path / "copy.mpr")
     assert copy.num_streams == 3 and content(copy) == content(memory)
