@@ -74,6 +74,11 @@ def bearers(token: str) -> list[int]:
     return found
 
 
+def within(limit_s: float) -> float:
+    """A time limit for this machine as it is now: longer where more runs than there are cores."""
+    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def seconds(call: Callable[[], Any]) -> float:
     """That a call takes."""
     began = time.monotonic()

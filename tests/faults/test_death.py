@@ -23,7 +23,7 @@ from mprunner import (
 from mprunner.activity import Doing
 from mprunner.backends import launch
 from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import bearers, doing, pid_of, pool, seconds, tags
+from tests.faults.pools import bearers, doing, pid_of, pool, seconds, tags, within
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import EPISODE, TAG_SHAPE, TagPlayer
 from tests.toys import GreedyModel, SeededPlayer, greedy
@@ -49,13 +49,13 @@ class TestTold:
         with pytest.raises(WorkerDied) as caught:
             while True:
                 manager.step(1.0)
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < within(1.0)
         assert caught.value.worker == worker
         for part in (f"worker {worker}", str(pid), "SIGKILL", "waiting for a job"):
             assert part in str(caught.value)
         with pytest.raises(WorkerDied):
             manager.join()
-        assert seconds(manager.close) < 3.0
+        assert seconds(manager.close) < within(3.0)
 
     @pytest.mark.parametrize("worker", range(3))
     def test_an_idle_worker_is_killed_and_the_others_go_on(self, worker):
@@ -80,7 +80,7 @@ class TestTold:
                 if i == 50:
                     os.kill(pid_of(manager, 1), signal.SIGKILL)
                     killed = time.monotonic()
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < within(1.0)
         manager.close()
         check_survivors(memory, tags(20, 30), {1})
 
@@ -108,7 +108,7 @@ class TestTold:
         with pytest.raises(Exception, match="no Q today"):
             manager.step(0.0, num_steps=50)
             manager.join(10)
-        assert seconds(manager.close) < 3.0
+        assert seconds(manager.close) < within(3.0)
 
     def test_a_death_and_its_last_words_in_one_round(self):
         """The sentinel may come first; what was sent before is taken in, and only once."""
@@ -361,12 +361,12 @@ class TestStalled:
         with pytest.raises(WorkerStalled) as caught:
             while True:
                 manager.step(1.0)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < within(2.0)
         assert caught.value.worker == 0
         assert caught.value.seconds > 0.4
         for part in ("in the player's step()", "step_timeout is 0.4 s", "linger"):
             assert part in str(caught.value)
-        assert seconds(manager.close) < 3.0
+        assert seconds(manager.close) < within(3.0)
 
     def test_it_is_replaced(self, tmp_path):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
@@ -383,7 +383,7 @@ class TestStalled:
         began = time.monotonic()
         with pytest.raises(WorkerStalled) as caught:
             pool([TagPlayer, partial(Stubborn, "factory")], start_timeout=1.5)
-        assert time.monotonic() - began < 1.5 + 3.0
+        assert time.monotonic() - began < within(1.5 + 3.0)
         for part in ("worker 1", "in the player's factory", "start_timeout is 1.5 s", "linger"):
             assert part in str(caught.value)
 
@@ -394,7 +394,7 @@ class TestStalled:
         began = time.monotonic()
         with pytest.raises(WorkerStalled, match=f"in the player's {where}"):
             manager.close()
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < within(3.0)
         manager.close()
 
     def test_a_slow_predictor_is_not_the_workers_fault(self):
@@ -432,7 +432,7 @@ class TestStalled:
         manager = pool([TagPlayer] * 2, predictor, close_timeout=0.5)
         stepping = Background(lambda: [manager.step(0.0) for _ in range(100)])
         eventually(lambda: doing(manager, 0) is Doing.PREDICTION_WAIT)
-        assert seconds(manager.close) < 4.0
+        assert seconds(manager.close) < within(4.0)
         with pytest.raises(Exception, match="the manager is closed"):
             stepping.result()
         stop.append(1)

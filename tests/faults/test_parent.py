@@ -1,0 +1,214 @@
+"""The parent ends, in any way: nothing of the pool outlives it, and nothing is said twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.faults.pools import within
+from tests.faults.script import Script
+from tests.waiting import eventually
+
+METHODS = ("forkserver", "spawn", "fork")
+
+#: What the workers are at when the parent is killed: what the script does, what it says then.
+SCENES = {
+    "busy": ("players = [Busy, Busy, Busy]", "None", ["busy"] * 3),
+    "waiting for a prediction": ("players = [TagPlayer] * 3", "hesitate", ["asked"]),
+    "idle": ("players = [TagPlayer] * 3", "None", []),
+    "with processes of their own": ("players = [Parent, Parent, TagPlayer]", "None", []),
+    "busy with processes of their own": (
+        "class Both(Busy, Parent): pass\nplayers = [Both, Both, Busy]", "None", ["busy"] * 3
+    ),
+}
+
+
+def scene(name: str, method: str) -> tuple[str, list[str]]:
+    players, predictor, words = SCENES[name]
+    return (
+        f"""
+{players}
+manager = pool(players, {predictor}, start_method={method!r}, staleness=64)
+for _ in range(64):
+    manager.step(1.0 if {predictor} is None else 0.0)
+say("ready")
+time.sleep(3600)
+""",
+        [*words, "ready"],
+    )
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])]
+)
+def test_the_parent_is_killed(name, method, tmp_path):
+    body, words = scene(name, method)
+    with Script(body, tmp_path) as script:
+        script.wait_for(*words)
+        pids = script.left()
+        assert len(pids) > 3
+        os.kill(script.process.pid, signal.SIGKILL)
+        script.ends(2.0)
+        assert script.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
+def test_the_parent_dies_of_another_signal(signum, tmp_path):
+    body, words = scene("busy", "forkserver")
+    with Script(body, tmp_path) as script:
+        script.wait_for(*words)
+        os.kill(script.process.pid, signum)
+        script.ends(2.0)
+        assert script.stderr == ""
+
+
+def test_a_stopped_worker_goes_with_the_parent(tmp_path):
+    body, words = scene("busy", "forkserver")
+    with Script(body, tmp_path) as script:
+        script.wait_for(*words)
+        for child in psutil.Process(script.process.pid).children(recursive=True):
+            if child.pid != os.getpgid(child.pid):
+                continue
+            os.kill(child.pid, signal.SIGSTOP)
+        os.kill(script.process.pid, signal.SIGKILL)
+        script.ends(2.0)
+
+
+def test_a_child_of_the_parent_lives_on_and_the_workers_do_not(tmp_path):
+    body = """
+manager = pool([Busy, Busy], staleness=64)
+manager.step(1.0, num_steps=8); manager.step(1.0, num_steps=8)
+if os.fork() == 0:
+    os.environ["ANOTHER"] = "1"
+    time.sleep(3600)
+say("ready")
+time.sleep(3600)
+"""
+    with Script(body, tmp_path) as script:
+        script.wait_for("busy", "ready")
+        head = script.process.pid
+        workers = [pid for pid in script.left() if os.getpgid(pid) == pid != head]
+        assert len(workers) == 2
+        os.kill(head, signal.SIGKILL)
+        eventually(lambda: not set(workers) & set(script.left()), within(2.0))
+        assert script.left(), "the child is to live on"
+
+
+EXITS = {
+    "end": ("", 0, ""),
+    "exception": ("raise ValueError('out of order')", 1, "ValueError"),
+    "sys.exit": ("sys.exit(3)", 3, ""),
+    "sys.exit in a with": (
+        "with pool([TagPlayer, TagPlayer]) as other:\n    other.step(1.0)\n    sys.exit(3)", 3, ""
+    ),
+    "a worker has died": (
+        "os.kill(manager.stats().workers[0].pid, 9)\nwhile True:\n    manager.step(1.0)",
+        1,
+        "WorkerDied",
+    ),
+    "in a forked child": (
+        "pid = os.fork()\n"
+        "if pid == 0:\n    sys.exit(5)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5\n"
+        "manager.step(1.0, num_steps=8)\nassert manager.join(10)\nsys.exit(3)",
+        3,
+        "",
+    ),
+    "held by a thread that goes on": (
+        "threading.Thread(target=lambda: time.sleep(3600), daemon=True).start()\nsys.exit(3)", 3, ""
+    ),
+}
+
+
+@pytest.mark.parametrize("players", ["[TagPlayer] * 3", "[Busy] * 3"])
+@pytest.mark.parametrize("name", EXITS)
+def test_exit_without_close(name, players, tmp_path):
+    lines, code, words = EXITS[name]
+    if "Busy" in players and name in ("in a forked child", "a worker has died"):
+        pytest.skip("the script needs its steps done")
+    body = f"""
+manager = pool({players}, staleness=64)
+manager.step(1.0, num_steps=8); manager.step(1.0, num_steps=8)
+say("ready")
+{lines}
+"""
+    with Script(body, tmp_path) as script:
+        script.wait_for("ready")
+        assert script.ends(5.0) == code
+        assert script.stderr.count("Traceback") == bool(words) or "WorkerDied" in words
+        assert words in script.stderr
+        assert "resource_tracker" not in script.stderr
+
+
+def test_a_module_global_under_pytest(tmp_path):
+    body = """
+import pytest
+from pathlib import Path
+Path("test_it.py").write_text('''
+from tests.faults.pools import pool
+from tests.tagged import TagPlayer
+
+manager = pool([TagPlayer, TagPlayer])
+
+def test_it():
+    manager.step(1.0, num_steps=8)
+    assert manager.join(10)
+''')
+say("ready")
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "test_it.py"]))
+"""
+    with Script(f"os.chdir({str(tmp_path)!r})\n{body}", tmp_path) as script:
+        script.wait_for("ready")
+        assert script.ends(8.0) == 0
+        assert "Traceback" not in script.stderr
+
+
+class TestCtrlC:
+    """To the whole process group, as a terminal sends it, at seeded moments."""
+
+    BODY = """
+def run():
+    manager = pool([TagPlayer] * 3, start_method=METHOD, staleness=16)
+    say("ready")
+    while True:
+        manager.step(1.0)
+
+say("begun")
+try:
+    run()
+except KeyboardInterrupt:
+    say("interrupted")
+    raise
+"""
+
+    def check(self, seed: int, method: str, root: object) -> None:
+        moment = random.Random(seed)
+        with Script(f"METHOD = {method!r}\n{self.BODY}", root) as script:
+            script.wait_for("begun")
+            if seed % 2:
+                script.wait_for("ready")
+            time.sleep(moment.uniform(0, 0.5))  # the moment is what is being tested
+            script.kill_group(signal.SIGINT)
+            assert script.ends(3.0) == -signal.SIGINT
+            text = script.stderr
+            assert len(re.findall("^Traceback", text, re.MULTILINE)) == 1, text
+            assert text.rstrip().endswith("KeyboardInterrupt"), text
+            assert "script.py" in text
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_quick(self, seed, tmp_path):
+        self.check(seed, "forkserver", tmp_path)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("seed", range(4, 24))
+    def test_twenty_times(self, seed, method, tmp_path):
+        self.check(seed, method, tmp_path)
