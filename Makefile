@@ -8,7 +8,7 @@ SOAK_SECONDS ?= 600
 # What bench-peers compares with; these versions work together on Python 3.11.
 PEERS ?= stable-baselines3==2.9.2 tianshou==2.0.1 torchrl==0.14.1 envpool==1.2.5 ray==2.60.0
 
-.PHONY: run test test-slow check bench bench-quick bench-peers train clean
+.PHONY: run test test-slow check bench bench-quick bench-peers train matrix soak clean
 
 run: $(VENV)/.base
 	$(BIN)/mprunner collect ALE/Breakout-v5 --num-runners 2 --steps 20000
@@ -48,6 +48,16 @@ bench-peers: $(VENV)/peers/.done
 SEED ?= 0
 train: $(VENV)/.slow
 	$(BIN)/python benchmarks/dqn.py --env CartPole-v1 --seed $(SEED)
+
+# Every way in which a worker can die, at every stage; the table goes into the README.
+matrix: $(VENV)/.dev
+	MPRUNNER_MATRIX=benchmarks/results/matrix.json \
+		$(BIN)/python -m pytest -q -m "slow or not slow" tests/faults/test_matrix.py
+	$(BIN)/python -m tests.faults.report benchmarks/results/matrix.json README.md
+
+# Workers are killed, stopped and crashed for SOAK_SECONDS while a learner samples.
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis

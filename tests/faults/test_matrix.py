@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.matrix import NOT_POSSIBLE, Case, Outcome, Run, cases
+from tests.faults.matrix import NOT_POSSIBLE, STEP_TIMEOUT_S, Case, Outcome, Run, cases
 from tests.faults.players import STAGES, WAYS
 
 #: A few of each kind that run with the unmarked tests.
@@ -39,8 +40,29 @@ def results() -> Iterator[dict[Case, Outcome]]:
     yield found
     path = os.environ.get("MPRUNNER_MATRIX")
     if path:
-        cells = [{**asdict(case), **asdict(outcome)} for case, outcome in found.items()]
-        Path(path).write_text(json.dumps(cells, indent=1) + "\n")
+        Path(path).write_text(
+            json.dumps(
+                {
+                    "total": len(list(cases())),
+                    "cores": os.cpu_count(),
+                    "load": round(os.getloadavg()[0], 1),
+                    "step_timeout_s": STEP_TIMEOUT_S,
+                    "cells": [
+                        {**asdict(case), **_rounded(asdict(outcome))}
+                        for case, outcome in found.items()
+                    ],
+                },
+                indent=1,
+            )
+            + "\n"
+        )
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: round(value, 3) if isinstance(value, float) else value
+        for name, value in values.items()
+    }
 
 
 @pytest.mark.parametrize("case", list(_parameters()))
