@@ -32,7 +32,8 @@ MATH_THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-_PRELOAD = "mprunner.backends.worker"
+#: What a fork server loads, once for all workers; nearly every player needs gymnasium.
+_PRELOAD = ["mprunner.backends.worker", "gymnasium"]
 _lock = threading.Lock()
 _servers: dict[tuple[str, ...], Any] = {}
 _starting: tuple[int, WorkerProcess] | None = None  # (thread, process) while one is started
@@ -246,7 +247,7 @@ def _fork_server() -> Any:
     server: Any = _servers.get(tuple(variables.values()))
     if server is None:
         server = _servers[tuple(variables.values())] = forkserver.ForkServer()
-        server.set_forkserver_preload([_PRELOAD])
+        server.set_forkserver_preload(_PRELOAD)
     if server._forkserver_pid is None or not _is_running(server._forkserver_pid):
         with _environment(variables):
             server.ensure_running()

@@ -52,6 +52,14 @@ def doing(manager: EnvRunnerManager, worker: int) -> Doing:
     return channel.activity.doing  # type: ignore[no-any-return]
 
 
+def step_until(manager: EnvRunnerManager, condition: Callable[[], bool]) -> None:
+    """Ask for steps; who gets them is up to the dealer, which prefers the quick."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it has not happened in time"
+        manager.step(1.0, num_steps=2)
+
+
 def is_gone(pid: int) -> bool:
     """It has ended; whoever is its parent may not have looked yet."""
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from mprunner import PredictorError, WorkerError, WorkerRaised
 from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import pool, seconds, tags, within
+from tests.faults.pools import pool, seconds, step_until, tags, within
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import CLOSES, EPISODE, FACTORIES, TAG_SHAPE, Ledger, TagPlayer
 
@@ -43,6 +43,7 @@ def test_a_player_that_raises_is_replaced(backend, way, stage, tmp_path, caplog)
         ) as manager:
             for i in range(40):
                 manager.step(1.0, num_steps=1 + i % 7)
+            step_until(manager, lambda: manager.stats().restarts == 2)
             assert manager.join(20)
             stats = manager.stats()
             assert stats.steps_landed == stats.steps_asked == kept.num_steps
