@@ -82,7 +82,7 @@ def check_file(path, reported):
                 frames = [0] * (child.HISTORY_LEN - len(stack)) + stack + [following]
                 assert action == tag and reward == tag % 1000
                 assert (state == np.array(frames)).all()
-        batch = memory.sample_batch(64)
+        batch = memory.sample_batch(min(64, len(memory)))
         assert (batch.next_state[:, 0, 0, -1] == batch.action + 1).all()
         assert not (batch.terminated & batch.truncated).any()
 
