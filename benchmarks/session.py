@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -229,8 +230,16 @@ def _serve(order: dict[str, Any]) -> None:
         session.close()
 
 
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the one that started it, even if stopped."""
+    pr_set_pdeathsig = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def main() -> None:
     """Be the session that the argument (JSON) asks for, until stdin ends."""
+    _end_with_parent()
     order = json.loads(sys.argv[1])
     if order.get("import_first"):
         __import__(order["import_first"])
