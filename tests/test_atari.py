@@ -208,10 +208,10 @@ def test_a_restored_start_is_a_true_one(game: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("game", sorted(RESTORABLE))
 def test_a_restored_start_is_a_true_one_in_every_game(game: str) -> None:
-    play_both_ways(game, num_episodes=6, num_steps=100)
-    play_both_ways(game, num_episodes=2, num_steps=500, full_action_space=True)
+    play_both_ways(game, num_episodes=4, num_steps=80)
+    play_both_ways(game, num_episodes=2, num_steps=300, full_action_space=True)
     # Many starts: the console's timer begins with one of 75 values, by chance.
-    play_both_ways(game, num_episodes=120, num_steps=4, noop_max=3, fire_on_reset=False)
+    play_both_ways(game, num_episodes=80, num_steps=4, noop_max=3, fire_on_reset=False)
 
 
 @pytest.mark.parametrize(
