@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -25,6 +26,9 @@ pytest.register_assert_rewrite(
 )
 
 _GRACE_S = 2.0
+#: Of the semaphores that this process and its children make, to tell them from other programs'.
+_SEMAPHORES = f"mprunner-{os.getpid()}"
+multiprocessing.current_process()._config["semprefix"] = f"/{_SEMAPHORES}"
 
 
 def _children() -> set[int]:
@@ -58,7 +62,8 @@ def _descriptors() -> dict[str, int]:
 
 def _shared_memory() -> set[str]:
     root = Path("/dev/shm")
-    return {p.name for p in root.iterdir()} if root.exists() else set()
+    names = {p.name for p in root.iterdir()} if root.exists() else set()
+    return {n for n in names if not n.startswith("sem.") or n.startswith(f"sem.{_SEMAPHORES}")}
 
 
 def _left_names(before: set[str]) -> set[str]:
