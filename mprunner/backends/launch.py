@@ -152,14 +152,17 @@ def _quiet_start(method: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for a child that takes over the parent's, in addition."""
-    added = [name for name in variables if name not in os.environ]
-    os.environ.update({name: variables[name] for name in added})
+    """Environment variables for a child that takes over the parent's."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _pickled(popen: Any, process_obj: Any) -> bytes:
@@ -249,7 +252,10 @@ def _fork_server() -> Any:
         server = _servers[tuple(variables.values())] = forkserver.ForkServer()
         server.set_forkserver_preload(_PRELOAD)
     if server._forkserver_pid is None or not _is_running(server._forkserver_pid):
-        with _environment(variables):
+        # Its own search path, so that it loads the same packages as we have, wherever they lie;
+        # what it is told of ours, it looks at only after it has loaded them.
+        path = os.pathsep.join(sys.path)
+        with _environment({**variables, "PYTHONPATH": path}):
             server.ensure_running()
     return server
 

@@ -65,6 +65,7 @@ class Member:
         self._not_sent = 0  # steps asked for while there is no process
         self._touched = 0.0
         self._late: str | None = None
+        self._closing = False
         self._next: tuple[float, Callable[[], None]] | None = None
 
     def start(self, make_spec: Callable[[int], worker.WorkerSpec]) -> None:
@@ -185,28 +186,40 @@ class Member:
                 action, self._next = self._next[1], None
                 action()
             if self._late is not None and self._next is None and self.error is None:
-                return self._stalled(now, self._late)
+                return self._confirm(now, waits_for_us, self._late)
             return None
         limit = None if self.error is not None else self._limit_passed(now, waits_for_us)
         if limit is not None:
-            self.ask_stack(limit)
+            self._ask_stack(limit)
+        return None
+
+    def _confirm(self, now: float, waits_for_us: bool, limit: str) -> WorkerStalled | None:
+        """Its stack is here; but it may have moved on meanwhile, and was only slow."""
+        if self._closing or self._limit_passed(now, waits_for_us) is not None:
+            return self._stalled(now, limit)
+        self._late = None
+        assert self.channel is not None
+        self.channel.read_stack()
         return None
 
     def is_late(self, now: float, waits_for_us: bool) -> bool:
         """It seems to have stalled, as far as is known of what it has sent."""
-        return (
-            self.alive
-            and self._next is None
-            and self.error is None
-            and self._limit_passed(now, waits_for_us) is not None
-        )
+        if not self.alive or self.error is not None:
+            return False
+        if self._late is not None:
+            return True
+        return self._next is None and self._limit_passed(now, waits_for_us) is not None
 
-    def ask_stack(self, limit: str) -> None:
-        """It has stalled: have it write its stack, and tell with the next looks.
+    def too_late(self, limit: str) -> None:
+        """It has not ended in time: have that told with the next looks.
 
         Args:
             limit: what it has exceeded, in words.
         """
+        self._closing = True
+        self._ask_stack(limit)
+
+    def _ask_stack(self, limit: str) -> None:
         channel, pid = self.channel, self.pid
         if channel is None or pid is None:
             return

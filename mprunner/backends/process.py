@@ -162,8 +162,8 @@ class ProcessBackend(Backend):
             return
         if finish:
             for member in self._members:
-                if member.alive and member.error is None:
-                    member.ask_stack(f"close_timeout is {grace:g} s")
+                if member.alive and member.error is None and not member.leaving:
+                    member.too_late(f"close_timeout is {grace:g} s")
             drain.wake()
             drain.wait(self._all_gone, time.monotonic() + _STACK_S)
         self._signal_all(signal.SIGTERM)

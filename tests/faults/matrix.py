@@ -42,6 +42,7 @@ NOTICE_S = 1.0
 CLOSE_S = 3.0
 STEP_TIMEOUT_S = 0.5
 CLOSE_TIMEOUT_S = 1.0
+START_TIMEOUT_S = {"forkserver": 1.5, "spawn": 3.0}
 
 NOT_POSSIBLE = {
     (way, stage): "no line of the user runs there, so nothing of his can be raised"
@@ -80,16 +81,15 @@ class Case:
     @property
     def start_timeout(self) -> float:
         """Seconds."""
-        if (self.way, self.stage) != ("hang", "factory"):
-            return 30.0
-        return within(1.5 if self.method == "forkserver" else 3.0)
+        hangs = (self.way, self.stage) == ("hang", "factory")
+        return within(START_TIMEOUT_S[self.method]) if hangs else 30.0
 
     @property
     def notice_limit(self) -> float:
         """Seconds from the fault until the user knows."""
         if self.way != "hang":
             return NOTICE_S
-        limits = {"factory": self.start_timeout, "close": CLOSE_TIMEOUT_S}
+        limits = {"factory": START_TIMEOUT_S[self.method], "close": CLOSE_TIMEOUT_S}
         return limits.get(self.stage, STEP_TIMEOUT_S) + NOTICE_S
 
 
@@ -196,7 +196,7 @@ class Run:
             start_method=case.method,
             on_failure=case.policy,
             on_restart=lambda error: self.restarts.append((time.monotonic(), error)),
-            step_timeout=STEP_TIMEOUT_S,
+            step_timeout=within(STEP_TIMEOUT_S),
             start_timeout=case.start_timeout,
             close_timeout=CLOSE_TIMEOUT_S,
             seed=0,

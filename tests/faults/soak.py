@@ -136,7 +136,7 @@ def _pool(memory: ReplayMemory, seed: int, root: Path) -> EnvRunnerManager:
         on_failure="restart",
         max_restarts=10,
         restart_window=1.0,  # so that back-off grows, and the budget never ends
-        step_timeout=STEP_TIMEOUT_S,
+        step_timeout=within(STEP_TIMEOUT_S),
         start_timeout=within(2.0),  # some are stopped while they start
     )
 

@@ -358,6 +358,12 @@ class Stubborn(TagPlayer):
         self.linger("close")
 
 
+class Sluggish(TagPlayer):
+    def step(self, action):
+        time.sleep(0.34)
+        return super().step(action)
+
+
 class TestStalled:
     def test_it_is_told_with_its_stack(self):
         manager = pool([partial(Stubborn, "step"), TagPlayer], step_timeout=0.4)
@@ -400,6 +406,13 @@ class TestStalled:
             manager.close()
         assert time.monotonic() - began < within(3.0)
         manager.close()
+
+    def test_one_that_moves_on_was_only_slow(self):
+        """Each step takes a little longer than the limit, and ends before the stack is there."""
+        with pool([Sluggish, TagPlayer], step_timeout=0.3) as manager:
+            for _ in range(6):
+                manager.step(1.0)
+            assert manager.join(20)
 
     def test_a_slow_predictor_is_not_the_workers_fault(self):
         """All wait for it longer than `step_timeout`: for answers, for blocks, for turns."""
