@@ -82,6 +82,12 @@ def bearers(token: str) -> list[int]:
     return found
 
 
+def shared_names() -> set[str]:
+    """Names in /dev/shm, but for those that other programs on this machine may have made."""
+    others = ("sem.mp-", "psm_", "torch_")
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)}
+
+
 def within(limit_s: float) -> float:
     """A time limit for this machine as it is now: longer where more runs than there are cores."""
     return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

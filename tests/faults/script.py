@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from types import TracebackType
 
-from tests.faults.pools import bearers, within
+from tests.faults.pools import bearers, shared_names, within
 from tests.waiting import eventually
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +22,8 @@ _PRELUDE = """
 import multiprocessing, os, subprocess, sys, threading, time
 from functools import partial
 import numpy as np
+# Names of semaphores, if there are any, that tell them from those of other programs.
+multiprocessing.current_process()._config["semprefix"] = "/mprunner-" + str(os.getpid())
 from tests.faults.pools import pool
 from tests.tagged import TagPlayer
 
@@ -63,7 +65,7 @@ class Script:
 
     def __init__(self, body: str, root: Path) -> None:
         self.token = f"MPRUNNER_TEST={uuid.uuid4()}"
-        self._shared = set(os.listdir("/dev/shm"))
+        self._shared = shared_names()
         path = root / "script.py"
         path.write_text(_PRELUDE + body)
         name, value = self.token.split("=")
@@ -122,7 +124,7 @@ class Script:
         deadline = time.monotonic() + within(timeout)
         code = self.process.wait(within(timeout))
         eventually(lambda: not self.left(), max(0.1, deadline - time.monotonic()))
-        assert set(os.listdir("/dev/shm")) <= self._shared
+        assert shared_names() <= self._shared
         return code
 
     @property

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
 
 from mprunner.backends import launch
 from mprunner.backends.process import _FDS_PER_WORKER
-from tests.faults.pools import pid_of, pool
+from tests.faults.pools import pid_of, pool, shared_names
 from tests.faults.script import Script
 from tests.tagged import TagPlayer
 from tests.waiting import eventually
@@ -24,7 +23,7 @@ def resources() -> dict[str, object]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "children": children,
-        "shared memory": sorted(path.name for path in Path("/dev/shm").iterdir()),
+        "shared memory": shared_names(),
     }
 
 

@@ -1,0 +1,383 @@
+"""Ray actors and nodes that die, clusters that are too small or lost, and what is left then."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mprunner import ConfigurationError, WorkerDied, WorkerRaised, WorkerStalled
+from tests.backends.ray_local import ENVIRONMENT, STORE_BYTES, check_nothing_left, import_ray
+from tests.faults.players import FaultyPlayer, Fuse
+from tests.faults.pools import is_gone, pid_of, pool
+from tests.faults.script import Script
+from tests.faults.whole import SealedMemory, check_survivors
+from tests.tagged import TAG_SHAPE, Tag, TagPlayer
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore:::ray"),
+]
+
+TAGS = [Tag(0, 11), Tag(1, 7)]
+#: A dead node is noticed within seconds; by Ray's defaults it takes half a minute.
+HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
+
+
+class Nodes:
+    """A cluster of three nodes on this machine, the first of which has no room for runners."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.ray = import_ray()
+        head = {
+            "num_cpus": 0,
+            "object_store_memory": STORE_BYTES,
+            "include_dashboard": False,
+            "_system_config": HEALTH,
+        }
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._workers = [self._add(), self._add()]
+        self.address = self._cluster.address
+        self.ray.init(address=self.address, log_to_driver=False)
+        self._cluster.wait_for_nodes()
+
+    def _add(self) -> Any:
+        return self._cluster.add_node(num_cpus=3, object_store_memory=STORE_BYTES)
+
+    def of(self, pid: int) -> Any:
+        """The node of an actor's process."""
+        parents = {parent.pid for parent in psutil.Process(pid).parents()}
+        (node,) = [node for node in self._workers if _raylet(node) in parents]
+        return node
+
+    def remove(self, node: Any) -> None:
+        """As if its machine had lost its power."""
+        self._workers.remove(node)
+        pids = [p.pid for p in psutil.Process(_raylet(node)).children(recursive=True)]
+        self._cluster.remove_node(node, allow_graceful=False)
+        for pid in pids:
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def complete(self) -> None:
+        """Replace those removed."""
+        while len(self._workers) < 2:
+            self._workers.append(self._add())
+        self._cluster.wait_for_nodes()
+
+    def close(self) -> None:
+        """End it."""
+        self.ray.shutdown()
+        self._cluster.shutdown()
+
+
+def _raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+@pytest.fixture(scope="module")
+def own_nodes() -> Iterator[Nodes]:
+    import_ray()
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def nodes(own_nodes: Nodes) -> Nodes:
+    """Three."""
+    own_nodes.complete()
+    return own_nodes
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Instead of the house rule: Ray keeps connections and idle workers of its own."""
+    yield
+    gc.collect()
+    check_nothing_left()
+
+
+ray_pool = partial(pool, backend="ray")
+
+
+def marked(root: Path, tag: Tag, **options: Any) -> Any:
+    """A factory of a player whose episodes tell which start of it they belong to."""
+    fuse = Fuse(root / str(tag.runner), options.pop("charges", 0))
+    fuse.root.mkdir()
+    options = {"way": "raise", "stage": "step", **options}
+    return partial(FaultyPlayer, tag.runner, tag.length, fuse=fuse, **options)
+
+
+def kill_process(manager: Any, worker: int) -> None:
+    os.kill(pid_of(manager, worker), signal.SIGKILL)
+
+
+def kill_by_ray(manager: Any, worker: int) -> None:
+    import ray
+
+    ray.kill(manager._backend._handles[worker].remote)
+
+
+KILLS = [kill_process, kill_by_ray]
+
+
+class TestNode:
+    def test_removed_in_the_middle_of_20000_steps(self, nodes, tmp_path):
+        memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
+        players = [marked(tmp_path, tag) for tag in TAGS]
+        told: list[Any] = []
+        with ray_pool(
+            players, memory=memory, staleness=256, on_failure="restart", on_restart=told.append
+        ) as manager:
+            for _ in range(160):
+                manager.step(1.0, num_steps=64)
+            assert memory.num_steps < 20_000
+            homes = [nodes.of(pid_of(manager, i)) for i in range(2)]
+            victims = {i for i in range(2) if homes[i] is homes[0]}
+            nodes.remove(homes[0])
+            for _ in range(152):
+                manager.step(1.0, num_steps=64)
+            manager.step(1.0, num_steps=32)
+            assert manager.join(120)
+            stats = manager.stats()
+            assert stats.steps_asked == 20_000 == stats.steps_landed + stats.steps_lost
+            assert stats.steps_landed == memory.num_steps
+            assert stats.restarts == len(victims) == len(told)
+            for victim in victims:
+                assert nodes.of(pid_of(manager, victim)) is not homes[0]
+        assert {error.worker for error in told} == victims
+        assert all(type(error) is WorkerDied for error in told)
+        check_survivors(memory, TAGS, {0, 1})
+
+
+class TestActor:
+    @pytest.mark.parametrize("kill", KILLS)
+    def test_killed(self, nodes, kill):
+        manager = ray_pool([tag.factory() for tag in TAGS])
+        manager.step(1.0, num_steps=8)
+        assert manager.join(60)
+        kill(manager, 1)
+        killed = time.monotonic()
+        with pytest.raises(WorkerDied, match=r"worker 1 \(pid \d+, a Ray actor\) was lost"):
+            while time.monotonic() < killed + 30:
+                manager.step(1.0)
+        assert time.monotonic() - killed < 10
+        with pytest.raises(WorkerDied):
+            manager.join()
+        manager.close()
+        assert manager.stats().workers[1].state == "closed"
+
+    @pytest.mark.parametrize("kill", KILLS)
+    def test_killed_and_replaced(self, nodes, kill, tmp_path, caplog):
+        memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
+        players = [marked(tmp_path, tag) for tag in TAGS]
+        with ray_pool(players, memory=memory, on_failure="restart", staleness=32) as manager:
+            for i in range(200):
+                manager.step(1.0, num_steps=8)
+                if i == 100:
+                    kill(manager, 0)
+            assert manager.join(60)
+            stats = manager.stats()
+        assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (1600, 1600, 0)
+        assert stats.restarts == 1
+        assert [r.message for r in caplog.records if "restarting it in 0.05 s" in r.message]
+        check_survivors(memory, TAGS, {0})
+
+    def test_raises_and_is_replaced(self, nodes, tmp_path):
+        memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
+        players = [marked(tmp_path, TAGS[0], charges=2), TAGS[1].factory()]
+        told: list[Any] = []
+        with ray_pool(
+            players, memory=memory, on_failure="restart", on_restart=told.append
+        ) as manager:
+            deadline = time.monotonic() + 90
+            while manager.stats().restarts < 2 and time.monotonic() < deadline:
+                manager.step(1.0, num_steps=4)
+            manager.step(1.0, num_steps=40)
+            assert manager.join(60)
+            stats = manager.stats()
+        assert (stats.steps_landed, stats.steps_lost) == (stats.steps_asked, 0)
+        assert stats.restarts == 2
+        assert [error.original_type for error in told] == ["ValueError"] * 2
+        check_survivors(memory, TAGS, {0})
+
+    def test_restarts_are_used_up(self, nodes, tmp_path, caplog):
+        player = marked(tmp_path, TAGS[0], charges=100)
+        manager = ray_pool([player, TagPlayer], on_failure="restart", max_restarts=2)
+        with caplog.at_level(logging.WARNING), pytest.raises(WorkerRaised, match="out of order"):
+            while True:
+                manager.step(1.0)
+        manager.close()
+        assert manager.stats().restarts == 2
+        assert len([r for r in caplog.records if "restarting" in r.message]) == 2
+
+
+class Sleeper(TagPlayer):
+    """Hangs in its fourth step."""
+
+    def step(self, action: int) -> Any:
+        if self.at == 3:
+            self.linger()
+        return super().step(action)
+
+    def linger(self) -> None:
+        time.sleep(3600)
+
+
+class TestStalled:
+    def test_in_a_step(self, nodes):
+        manager = ray_pool([Sleeper, TagPlayer], step_timeout=1.0)
+        began = time.monotonic()
+        with pytest.raises(WorkerStalled) as caught:
+            while time.monotonic() < began + 30:
+                manager.step(1.0, num_steps=8)
+        assert caught.value.worker == 0
+        for part in ("in the player's step()", "step_timeout is 1 s", "linger"):
+            assert part in str(caught.value)
+        assert 1.0 < caught.value.seconds < 10.0
+        manager.close()
+
+    def test_stopped_and_replaced(self, nodes):
+        with ray_pool([TagPlayer] * 2, step_timeout=1.0, on_failure="restart") as manager:
+            pid = pid_of(manager, 0)
+            os.kill(pid, signal.SIGSTOP)
+            manager.step(1.0, num_steps=80)
+            assert manager.join(60)
+            assert manager.stats().restarts == 1
+        eventually(lambda: is_gone(pid), 20)
+
+    def test_close_does_not_wait_for_it(self, nodes):
+        manager = ray_pool([Sleeper, TagPlayer], staleness=32, close_timeout=1.0)
+        manager.step(1.0, num_steps=8)
+        manager.step(1.0, num_steps=8)
+        began = time.monotonic()
+        with pytest.raises(WorkerStalled, match=r"in the player's step.*close_timeout is 1 s"):
+            manager.close()
+        assert time.monotonic() - began < 8.0
+
+
+class TestRoom:
+    def test_too_large_for_a_node(self, nodes):
+        began = time.monotonic()
+        with pytest.raises(ConfigurationError, match="3 runners need .* have room for 2"):
+            ray_pool([TagPlayer] * 3, resources_per_runner={"CPU": 2})
+        assert time.monotonic() - began < 5
+
+    def test_taken_by_others(self, nodes):
+        @nodes.ray.remote(num_cpus=3)
+        class Squatter:
+            def here(self) -> bool:
+                return True
+
+        squatter = Squatter.remote()
+        assert nodes.ray.get(squatter.here.remote(), timeout=60)
+        began = time.monotonic()
+        with pytest.raises(
+            ConfigurationError, match=r"of 2 runners have found no place .*start_timeout is 6 s"
+            r"\); each needs {'CPU': 2}, free now: {"
+        ):
+            ray_pool([TagPlayer] * 2, resources_per_runner={"CPU": 2}, start_timeout=6)
+        assert 6 < time.monotonic() - began < 25
+        nodes.ray.kill(squatter)
+
+
+PRELUDE = f"""
+os.environ.update({ENVIRONMENT!r})
+import ray, signal
+sys.stdout = sys.stderr  # what Ray prints is nothing that the script says
+"""
+OWN = "ray_options = dict(backend='ray', address='local', resources_per_runner=dict(CPU=0.25))\n"
+
+
+class TestLeaving:
+    """Scripts of their own, with a Ray that the pool starts or joins."""
+
+    @pytest.mark.parametrize("way", ["close", "exception", "exit", "SIGKILL"])
+    def test_a_ray_of_our_own_goes_with_us(self, way, tmp_path):
+        lines = {
+            "close": "manager.close(); assert not ray.is_initialized(); say('closed')",
+            "exception": "raise ZeroDivisionError",
+            "exit": "",
+            "SIGKILL": "time.sleep(3600)",
+        }[way]
+        body = PRELUDE + OWN + f"""
+manager = pool([TagPlayer] * 2, **ray_options)
+manager.step(1.0, num_steps=8)
+say("ready")
+{lines}
+"""
+        with Script(body, tmp_path) as script:
+            script.wait_for("ready", timeout=120)
+            assert len(script.left()) > 4
+            if way == "SIGKILL":
+                os.kill(script.process.pid, signal.SIGKILL)
+            code = script.ends(60)
+            assert code == {"close": 0, "exception": 1, "exit": 0, "SIGKILL": -9}[way]
+
+    def test_a_ray_that_was_joined_goes_on(self, nodes, tmp_path):
+        path = tmp_path / "pids"
+        body = PRELUDE + f"""
+manager = pool([TagPlayer] * 2, backend="ray", address={nodes.address!r})
+manager.step(1.0, num_steps=8)
+open({str(path)!r}, "w").write(" ".join(str(w.pid) for w in manager.stats().workers))
+say("ready")
+time.sleep(3600)
+"""
+        with Script(body, tmp_path) as script:
+            script.wait_for("ready", timeout=120)
+            pids = [int(word) for word in path.read_text().split()]
+            os.kill(script.process.pid, signal.SIGKILL)
+            eventually(lambda: all(map(is_gone, pids)), 30)
+        assert nodes.ray.cluster_resources()["CPU"] == 6
+
+
+class TestLost:
+    @pytest.mark.parametrize("what", ["gcs_server", "raylet"])
+    def test_the_head_is_killed(self, what, tmp_path):
+        """Before Ray ends the program, which it does a minute after."""
+        body = PRELUDE + f"""
+from ray.cluster_utils import Cluster
+store = {STORE_BYTES}
+head = dict(num_cpus=0, object_store_memory=store, include_dashboard=False)
+cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster.add_node(num_cpus=2, object_store_memory=store)
+manager = pool([TagPlayer] * 2, backend="ray", address=cluster.address)
+manager.step(1.0, num_steps=8)
+(process,) = cluster.head_node.all_processes[{what!r}]
+os.kill(process.process.pid, signal.SIGKILL)
+killed = time.monotonic()
+say("killed")
+try:
+    while time.monotonic() < killed + 50:
+        manager.step(1.0)
+except Exception as error:
+    print(type(error).__name__, error, file=sys.stderr, flush=True)
+    assert time.monotonic() - killed < 30
+    say(type(error).__name__)
+began = time.monotonic()
+manager.close()
+say("closed")
+print(time.monotonic() - began, file=sys.stderr, flush=True)
+assert time.monotonic() - began < 25
+os._exit(0)
+"""
+        with Script(body, tmp_path) as script:
+            script.wait_for("killed", timeout=120)
+            script.wait_for("ClusterError", timeout=60)
+            script.wait_for("closed", timeout=40)
+            assert script.process.wait(20) == 0, script.stderr
