@@ -3,6 +3,7 @@
 from mprunner._version import __version__
 from mprunner.errors import (
     ClosedError,
+    ClusterError,
     ConfigurationError,
     MissingExtraError,
     MprunnerError,
@@ -26,6 +27,7 @@ from mprunner.stats import ManagerStats, WorkerStats
 __all__ = [
     "Batch",
     "ClosedError",
+    "ClusterError",
     "ConfigurationError",
     "EnvRunner",
     "EnvRunnerManager",

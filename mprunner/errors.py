@@ -10,6 +10,7 @@
     |-- PredictorError                      a predictor failed, or its Q values are unusable
     |-- NotEnoughRows                       too little in the replay memory to sample
     |-- StorageError                        a replay file or its space cannot be used
+    |-- ClusterError                        the Ray cluster cannot be reached any more
     `-- WorkerError                         .worker is the runner's index
         |-- WorkerRaised                    .original_type, .original_message, .original_traceback
         |-- WorkerDied                      .exitcode (negative: the signal's number), .pid
@@ -63,6 +64,10 @@ class NotEnoughRows(MprunnerError):
 
 class StorageError(MprunnerError):
     """A replay file, or the memory asked for, cannot be used; names both sides."""
+
+
+class ClusterError(MprunnerError):
+    """The connection to the Ray cluster is lost, and with it all runners."""
 
 
 class WorkerError(MprunnerError):

@@ -20,6 +20,7 @@ from tests.commands import run_here
         (("collect", "CartPole-v1", "--steps", "0"), "expected a whole number of at least 1"),
         (("collect", "CartPole-v1", "--backend", "proces"), "invalid choice: 'proces'"),
         (("collect", "CartPole-v1", "--exploration", "0.5"), "needs a --policy"),
+        (("collect", "CartPole-v1", "--address", "auto"), "it needs --backend ray"),
         (("collect", "CartPole-v1", "--policy", "mine"), "expected MODULE:FUNCTION"),
         ((), "required: COMMAND"),
     ],

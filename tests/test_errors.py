@@ -20,6 +20,7 @@ EXAMPLES = [
     errors.PredictorError("q"),
     errors.NotEnoughRows("n"),
     errors.StorageError("s"),
+    errors.ClusterError("gone"),
     errors.WorkerError(3, "w"),
     errors.WorkerRaised(1, "in the player's step()", "KeyError", "'key'", "Traceback ...\n"),
     errors.WorkerDied(2, 4711, -9, "starting", "a stack"),

@@ -1,197 +1,218 @@
 """Runs each runner in a Ray actor, on this machine or in a cluster; the driver's side.
 
-Owns the calls into Ray. Scheduling, transport and the news of a death are Ray's own. A job is
-one actor call whose result brings its blocks; a second call, `exchange`, is always under way:
-it carries the questions for a served predictor, and fails when the actor dies.
+Owns what is asked of the pool as a whole, and the thread that takes results in. Scheduling,
+transport and the news of a death are Ray's own. A job is one actor call whose result brings its
+blocks; a second call, `exchange`, is always under way: it carries the questions for a served
+predictor, and fails when the actor dies::
+
+    submit() --> actor i: run() --> Result, through the object store --> drain thread --> memory
+                 actor i: exchange(answer) --> next question ---------------^
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from mprunner.activity import Activity, Doing
 from mprunner.backends.base import Backend
+from mprunner.backends.failure import tell_restart
 from mprunner.backends.policy import RestartBudget
-from mprunner.backends.ray_actor import Result, RunnerActor
-from mprunner.backends.serving import PredictionServer
-from mprunner.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    MprunnerError,
-    WorkerDied,
-    WorkerError,
-    WorkerRaised,
-    WorkerStalled,
+from mprunner.backends.ray_actor import Result
+from mprunner.backends.ray_cluster import (
+    Watch,
+    check_connected,
+    check_room,
+    checked_resources,
+    free_resources,
+    join,
+    leave,
 )
+from mprunner.backends.ray_handle import Handle
+from mprunner.backends.serving import PredictionServer
+from mprunner.errors import ConfigurationError, WorkerDied, WorkerError, WorkerRaised
 from mprunner.experience import ROW, Array, Rows
 from mprunner.predictors import LocalPredictor, Weights
 from mprunner.stats import WorkerStats
 
-try:
-    import ray
-except ImportError:
-    raise MissingExtraError("backend='ray'", "ray", "ray") from None
+import ray  # isort: skip  (after ray_cluster, which says what to do if it is missing)
 
-_log = logging.getLogger("mprunner")
-
-#: Seconds without any news after which Ray is asked whether the cluster is there.
-_SILENCE_S = 5.0
-#: Seconds that the cluster's head has for an answer.
-_ANSWER_S = 10.0
+#: Seconds between two looks at what no result tells of.
+_LOOK_EVERY_S = 0.05
+#: Seconds that a stop which nobody waits for gives the actors.
 _HASTY_S = 1.0
-_users_lock = threading.Lock()
-_users = 0  # backends that use a Ray which this module has started
-
-
-class _Actor:
-    """One runner's actor as the driver sees it, through all its restarts."""
-
-    def __init__(self, index: int, budget: RestartBudget) -> None:
-        self.index = index
-        self.budget = budget
-        self.handle: Any = None
-        self.state = "starting"
-        self.restarts = 0
-        self.restart_at = 0.0
-        self.began = time.monotonic()
-        self.head_since = 0.0
-        self.pid: int | None = None
-        self.num_actions = 0
-        self.times = [0.0] * (1 + len(Doing))
-        self.activity = Activity([Doing.STARTING], self.times)
-        #: Calls under way, oldest first: (reference, steps).
-        self.calls: deque[tuple[Any, int]] = deque()
-        self.exchange: Any = None
-
-    @property
-    def outstanding(self) -> int:
-        return sum(num_steps for _, num_steps in self.calls)
-
-    def call(self, reference: Any, num_steps: int) -> None:
-        """A call is under way."""
-        if not self.calls:
-            self.head_since = time.monotonic()
-        self.calls.append((reference, num_steps))
-
-    def pop(self) -> int:
-        """The oldest call has ended; its steps."""
-        self.head_since = time.monotonic()
-        return self.calls.popleft()[1]
-
-    def drop(self) -> None:
-        """Let go of the actor and all its calls; the actor ends."""
-        handle, self.handle = self.handle, None
-        self.calls.clear()
-        self.exchange = None
-        if handle is not None:
-            with contextlib.suppress(Exception):
-                ray.kill(handle, no_restart=True)
 
 
 class RayBackend(Backend):
     """A Ray actor per runner, and one thread that takes their results in."""
 
+    remote = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         settings = self.settings
+        self._resources = checked_resources(settings.resources_per_runner)
         self._server = PredictionServer(
             self.runners, self.recorder, settings.max_batch_size, settings.deterministic
         )
         self._pickles = [self._pickled(i) for i in range(len(self.runners))]
-        self._actors = [
-            _Actor(i, RestartBudget(settings.max_restarts, settings.restart_window_s))
+        self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._handles = [
+            Handle(
+                i, RestartBudget(settings.max_restarts, settings.restart_window_s), self._news.put
+            )
             for i in range(len(self.runners))
         ]
-        self._weights: dict[int, Any] = {}
-        self._lock = threading.RLock()
-        self._changed = threading.Event()
+        self._asked = [0 for _ in self.runners]
+        self._weights: dict[int, tuple[int, Any]] = {}  # id of a predictor -> version, reference
         self._owner = os.getpid()
-        self._started = False
+        self._lock = threading.RLock()  # the calls of a handle against their other users
+        self._close_lock = threading.Lock()
+        self._closed = self._closing = self._hasty = self._quit = False
+        self._started = self._failed = False
         self._start_error: BaseException | None = None
-        self._closing = self._closed = False
-        self._last_news = time.monotonic()
-        self._waiting: dict[int, Array] = {}
-        self._we_started = _join(settings.ray_address)
-        self._thread = threading.Thread(target=self._drain, name="mprunner-drain", daemon=True)
+        self._looked = 0.0
+        self._watch = Watch()
+        self._thread = threading.Thread(target=self._main, name="mprunner-drain", daemon=True)
+        self._joined = join(settings.ray_address)
 
     # ---- what the manager calls
 
     def start(self) -> None:
         """See `Backend.start`."""
+        changed = self.recorder.changed
         try:
-            self._check_resources()
+            check_room(len(self.runners), self._resources)
             for runner in self.runners:
                 if isinstance(runner.predictor, LocalPredictor):
                     self._put_weights(runner.predictor, runner.predictor.weights, 0)
-            for actor in self._actors:
-                self._launch(actor)
+            for handle in self._handles:
+                self._launch(handle)
+            self._watch.start()
             self._thread.start()
-            self._await_ready()
+            with changed:
+                while self._start_error is None and any(
+                    handle.state == "starting" for handle in self._handles
+                ):
+                    changed.wait(0.5)
+                self._started = self._start_error is None
         except BaseException:
             self.close(False)
             raise
+        if self._start_error is not None:
+            self.close(False)
+            raise self._start_error
 
     def submit(self, worker: int, exploration: float, num_steps: int) -> None:
         """See `Backend.submit`."""
+        check_connected()
         with self._lock:
+            self._asked[worker] += num_steps
             self.jobs[worker].add(exploration, num_steps)
-            actor = self._actors[worker]
-            if actor.handle is not None:
-                self._send(actor, exploration, num_steps)
-        self._changed.set()
+            handle = self._handles[worker]
+            if handle.remote is not None:
+                self._send(handle, exploration, num_steps)
 
     def outstanding(self, worker: int) -> int:
         """See `Backend.outstanding`; a job counts until its result is here."""
-        return self.jobs[worker].num_steps
+        return self._asked[worker] - self.recorder.landed[worker]
+
+    def want_progress(self) -> None:
+        """See `Backend.want_progress`; a job's result comes when it is done, and not before."""
 
     def publish(self, predictor: LocalPredictor, weights: Weights, version: int) -> None:
-        """See `Backend.publish`; one `ray.put`, jobs asked for from now on carry it."""
+        """See `Backend.publish`; one `ray.put`, jobs asked for from now on bring it."""
+        check_connected()
         with self._lock:
             self._put_weights(predictor, weights, version)
 
     def worker_stats(self, worker: int) -> WorkerStats:
         """See `Backend.worker_stats`; the time shares are as of its last result."""
-        actor = self._actors[worker]
-        return self.make_stats(worker, actor.activity, actor.pid, actor.state, actor.began)
+        handle = self._handles[worker]
+        return self.make_stats(worker, handle.activity, handle.pid, handle.state, handle.began)
 
     def close(self, finish: bool) -> None:
-        """See `Backend.close`."""
+        """See `Backend.close`; does nothing in a process that has inherited the pool."""
         if os.getpid() != self._owner:
             return
-        with self._lock:
+        if threading.current_thread() is self._thread:
+            # A predictor has closed the pool from within: the thread that would have to take
+            # the last results in is this one.
+            threading.Thread(target=self.close, args=(False,), name="mprunner-close").start()
+            return
+        with self._close_lock:
             if self._closed:
                 return
             self._closed = True
-        grace = self.settings.close_timeout
-        deadline = time.monotonic() + (grace if finish else min(grace, _HASTY_S))
-        if finish and self._thread.is_alive():
-            with self.recorder.changed:
-                while any(a.outstanding for a in self._actors) and time.monotonic() < deadline:
-                    self.recorder.changed.wait(0.05)
-        self._closing = True
-        self._changed.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(max(0.5, deadline - time.monotonic()))
-        self._close_players(deadline)
-        for actor in self._actors:
-            actor.drop()
-            actor.state = "closed"
-        if self._we_started:
-            _leave()
+            try:
+                if self._thread.is_alive():
+                    self._stop_runners(finish)
+            finally:
+                self._release()
 
-    # ---- starting
+    # ---- the end: jobs, players, actors, Ray
+
+    def _stop_runners(self, finish: bool) -> None:
+        grace = self.settings.close_timeout
+        # A start that has failed waits longer: players may be just being made.
+        patient = finish or not self._started
+        deadline = time.monotonic() + (grace if patient else min(_HASTY_S, grace))
+        if finish:
+            self._wait(self._jobs_done, deadline)
+        with self._lock:
+            self._hasty = not finish
+            self._closing = True
+            for handle in self._handles:
+                with suppress(Exception):  # its actor is gone
+                    handle.ask_to_close()
+        if self._wait(self._all_closed, max(deadline, time.monotonic() + 0.2)) or not finish:
+            return
+        for handle in self._handles:
+            if handle.calls and not self._failed:
+                limit = f"close_timeout is {grace:g} s"
+                late = time.monotonic() - handle.head_since
+                self._report(handle.ask_where(limit) or handle.stalled("running", late, limit))
+
+    def _jobs_done(self) -> bool:
+        return self._failed or not any(self.jobs)
+
+    def _all_closed(self) -> bool:
+        return not any(handle.calls for handle in self._handles)
+
+    def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        changed = self.recorder.changed
+        with changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._thread.is_alive():
+                    return condition()
+                changed.wait(min(left, 0.05))
+        return True
+
+    def _release(self) -> None:
+        self._quit = True
+        self._news.put(None)
+        if self._thread.is_alive():
+            self._thread.join(0.5)
+        lost = self._watch.lost() is not None
+        for handle in self._handles:
+            if lost:  # and nobody is there to be told
+                handle.remote = None
+            handle.drop()
+            handle.state = "closed"
+        self._weights.clear()
+        self._watch.stop()
+        if self._joined:
+            leave()
+
+    # ---- what an actor is sent
 
     def _pickled(self, index: int) -> bytes:
         try:
@@ -202,296 +223,176 @@ class RayBackend(Backend):
                 f"({type(error).__name__}: {error}); pass a factory as its player"
             ) from error
 
-    def _check_resources(self) -> None:
-        """Refuse at once what the cluster can never place."""
-        have = ray.cluster_resources()
-        for name, amount in self.settings.resources_per_runner.items():
-            needed = amount * len(self.runners)
-            if needed > have.get(name, 0.0):
-                raise ConfigurationError(
-                    f"{len(self.runners)} runners need {needed:g} {name}, the cluster has "
-                    f"{have.get(name, 0.0):g} in all; use fewer runners, another "
-                    "resources_per_runner, or add nodes"
-                )
+    def _launch(self, handle: Handle) -> None:
+        index = handle.index
+        with self._lock:
+            handle.start(
+                self._resources,
+                self._pickles[index],
+                self.settings.seed(index, handle.restarts),
+                self._server.serves(index),
+                weights=self._new_weights(handle),
+            )
+            for exploration, num_steps in self.jobs[index].left():
+                self._send(handle, exploration, num_steps)
 
-    def _await_ready(self) -> None:
-        deadline = time.monotonic() + self.settings.start_timeout
-        with self.recorder.changed:
-            while self._start_error is None and any(
-                actor.state == "starting" for actor in self._actors
-            ):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    waiting = sum(actor.state == "starting" for actor in self._actors)
-                    free = {k: v for k, v in ray.available_resources().items() if "node" not in k}
-                    self._start_error = ConfigurationError(
-                        f"{waiting} of {len(self.runners)} runners have not started within "
-                        f"start_timeout ({self.settings.start_timeout:g} s); each needs "
-                        f"{dict(self.settings.resources_per_runner)}, free now: {free}"
-                    )
-                    break
-                self.recorder.changed.wait(min(left, 0.5))
-            self._started = self._start_error is None
-        if self._start_error is not None:
-            raise self._start_error
-
-    def _launch(self, actor: _Actor) -> None:
-        resources = dict(self.settings.resources_per_runner)
-        options = {
-            "num_cpus": resources.pop("CPU", 0),
-            "num_gpus": resources.pop("GPU", 0),
-            "resources": resources,
-            "max_restarts": 0,
-            "concurrency_groups": {"talk": 3},
-        }
-        remote = ray.remote(**options)(_with_talk_group())
-        index = actor.index
-        actor.handle = remote.remote(
-            self._pickles[index],
-            self.settings.seed(index, actor.restarts),
-            self._server.serves(index),
-        )
-        actor.state = "starting"
-        actor.began = time.monotonic()
-        actor.call(actor.handle.open.remote(self._weights_of(index)), 0)
-        actor.exchange = actor.handle.exchange.remote(None)
-        for exploration, num_steps in self.jobs[index].left():
-            self._send(actor, exploration, num_steps)
-
-    def _send(self, actor: _Actor, exploration: float, num_steps: int) -> None:
-        weights = self._weights_of(actor.index)
-        actor.call(actor.handle.run.remote(exploration, num_steps, weights), num_steps)
+    def _send(self, handle: Handle, exploration: float, num_steps: int) -> None:
+        handle.run(exploration, num_steps, self._new_weights(handle))
 
     def _put_weights(self, predictor: LocalPredictor, weights: Weights, version: int) -> None:
         packed = np.frombuffer(predictor.layout.pack(weights), np.uint8)
-        self._weights[id(predictor)] = ray.put((version, packed))
+        self._weights[id(predictor)] = version, ray.put((version, packed))
 
-    def _weights_of(self, index: int) -> Any:
-        return self._weights.get(id(self.runners[index].predictor))
+    def _new_weights(self, handle: Handle) -> Any:
+        """A reference to the newest weights, if no job before has brought them."""
+        found = self._weights.get(id(self.runners[handle.index].predictor))
+        if found is None or found[0] == handle.weights_sent:
+            return None
+        handle.weights_sent = found[0]
+        return found[1]
 
     # ---- the drain thread
 
-    def _drain(self) -> None:
+    def _main(self) -> None:
         try:
-            while not self._closing:
+            while not self._quit:
                 self._round()
         except BaseException as error:
-            if not self._closing:
-                self._report(_cluster_lost(error))
+            if not self._quit:
+                self._report(error)
 
     def _round(self) -> None:
-        """Wait for news, take them in, look after those that are late or gone."""
-        waiting: dict[Any, Callable[[], None]] = {}
-        with self._lock:
-            for actor in self._actors:
-                if actor.handle is not None and actor.calls:
-                    waiting[actor.calls[0][0]] = partial(self._take_call, actor)
-                if actor.exchange is not None and actor.index not in self._waiting:
-                    waiting[actor.exchange] = partial(self._take_question, actor)
-        self._changed.clear()
-        ready: list[Any] = []
-        if waiting:
-            refs = list(waiting)
-            ready, _ = ray.wait(refs, num_returns=1, timeout=0.05)
-            if ready:
-                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        else:
-            self._changed.wait(0.05)
-        for reference in ready:
-            waiting[reference]()
+        """Take in all that is there, serve who asks, see who is late or gone."""
+        for index in self._wait_for_news():
+            self._take(self._handles[index])
+        waiting = [handle for handle in self._handles if handle.question is not None]
+        if waiting and not self._failed:
+            self._serve(waiting)
         now = time.monotonic()
-        if ready:
-            self._last_news = now
-        if self._waiting:
-            self._serve()
-        self._look_after(now)
+        if now - self._looked > _LOOK_EVERY_S:
+            self._looked = now
+            self._look_after(now)
 
-    def _take_call(self, actor: _Actor) -> None:
-        reference = actor.calls[0][0]
-        try:
-            result: Result = ray.get(reference)
-        except Exception as error:
-            self._lost(actor, _died(actor, error))
+    def _wait_for_news(self) -> set[int]:
+        news: set[int | None] = set()
+        with suppress(queue.Empty):
+            news.add(self._news.get(timeout=_LOOK_EVERY_S))
+            while True:
+                news.add(self._news.get_nowait())
+        return {index for index in news if index is not None}
+
+    def _take(self, handle: Handle) -> None:
+        # Results may arrive in another order than they were asked for in.
+        while handle.calls and handle.calls[0].future.done():
+            self._take_result(handle)
+        if handle.exchange is None or not handle.exchange.done():
             return
-        actor.times[:] = result.times
-        actor.pid, actor.num_actions = result.pid, result.num_actions
+        exchange, handle.exchange = handle.exchange, None
+        if exchange.exception() is not None:
+            self._lost(handle, handle.died(exchange.exception()))
+        else:
+            handle.question = exchange.result()
+
+    def _take_result(self, handle: Handle) -> None:
+        future = handle.calls[0].future
+        if future.exception() is not None:
+            return self._lost(handle, handle.died(future.exception()))
+        result: Result = future.result()
+        handle.times[:] = result.times
+        handle.pid, handle.num_actions = result.pid, result.num_actions
         for state, rows, info in result.blocks:
-            self.land(actor.index, Rows(state, rows.view(ROW), info.provisional), info)
+            self.land(handle.index, Rows(state, rows.view(ROW), info.provisional), info)
         with self._lock:
-            actor.pop()
+            call = handle.pop()
         if result.error is not None:
-            self._lost(actor, WorkerRaised(actor.index, *result.error))
-            return
+            return self._lost(handle, WorkerRaised(handle.index, *result.error))
+        if call.last:
+            self._end(handle, "closed")
+        elif handle.state != "running":
+            self._end(handle, "running")
+
+    def _end(self, handle: Handle, state: str) -> None:
         with self.recorder.changed:
-            actor.state = "running"
+            handle.state = state
             self.recorder.changed.notify_all()
 
-    def _take_question(self, actor: _Actor) -> None:
-        try:
-            question = ray.get(actor.exchange)
-        except Exception as error:
-            self._lost(actor, _died(actor, error))
-            return
-        if question is not None:
-            self._waiting[actor.index] = question
-
-    def _serve(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-
+    def _serve(self, waiting: list[Handle]) -> None:
         def fetch(worker: int, out: Array) -> None:
-            out[...] = waiting[worker]
+            out[...] = self._handles[worker].question
 
         def reply(worker: int, q: Array) -> None:
-            actor = self._actors[worker]
-            if actor.handle is not None:
-                actor.exchange = actor.handle.exchange.remote(q.copy())
+            with self._lock:
+                handle = self._handles[worker]
+                handle.question = None
+                if handle.remote is not None:
+                    handle.talk(q.copy())
 
         try:
-            self._server.answer(
-                [(worker, self._actors[worker].num_actions) for worker in waiting], fetch, reply
-            )
+            asking = [(handle.index, handle.num_actions) for handle in waiting]
+            self._server.answer(asking, fetch, reply)
         except Exception as error:
-            for worker in waiting:
-                self._actors[worker].exchange = None
             self._report(error)
 
     def _look_after(self, now: float) -> None:
-        limit = self.settings.step_timeout
-        for actor in self._actors:
-            if actor.state == "restarting" and now >= actor.restart_at:
-                with self._lock:
-                    actor.restarts += 1
-                    self._launch(actor)
-            elif limit is not None and actor.state == "running" and actor.calls:
-                if now - actor.head_since > limit * max(1, actor.calls[0][1]):
-                    self._lost(actor, self._stalled(actor, now))
-        if now - self._last_news > _SILENCE_S and any(a.calls for a in self._actors):
-            self._last_news = now
-            _check_cluster()
+        lost = self._watch.lost()
+        if lost is not None:
+            raise lost
+        settings = self.settings
+        for handle in self._handles:
+            if handle.state == "restarting":
+                if self._closing:
+                    self._end(handle, "closed")
+                elif now >= handle.restart_at:
+                    handle.restarts += 1
+                    self._launch(handle)
+            elif handle.state == "starting" and now - handle.began > settings.start_timeout:
+                self._late_start(handle)
+            elif handle.state == "running" and settings.step_timeout is not None:
+                stalled = handle.look(now, settings.step_timeout)
+                if stalled is not None:
+                    self._lost(handle, stalled)
 
-    def _stalled(self, actor: _Actor, now: float) -> WorkerStalled:
-        doing, seconds, stack = actor.activity.doing.label, now - actor.head_since, ""
-        with contextlib.suppress(Exception):
-            doing, seconds, stack = ray.get(actor.handle.where.remote(), timeout=1.0)
-        limit = f"step_timeout is {self.settings.step_timeout:g} s"
-        return WorkerStalled(actor.index, actor.pid, doing, seconds, limit, stack)
+    def _late_start(self, handle: Handle) -> None:
+        limit = f"start_timeout is {self.settings.start_timeout:g} s"
+        stalled = handle.ask_where(limit)
+        if stalled is not None:
+            return self._lost(handle, stalled)
+        waiting = [other for other in self._handles if other.state == "starting"]
+        error = ConfigurationError(
+            f"{len(waiting)} of {len(self.runners)} runners have found no place in the cluster "
+            f"({limit}); each needs {self._resources}, free now: {free_resources()}"
+        )
+        for other in waiting:
+            with self._lock:
+                other.drop()
+            self._end(other, "failed")
+        self._report(error)
 
-    def _lost(self, actor: _Actor, error: WorkerError) -> None:
+    # ---- failure and replacement
+
+    def _lost(self, handle: Handle, error: WorkerError) -> None:
         """An actor is of no use any more: replace it or give up."""
-        restart = self.settings.on_failure == "restart" and self._started and not self._closing
+        may = self.settings.on_failure == "restart" and self._started and not self._closing
         with self._lock:
-            actor.drop()
-            self._waiting.pop(actor.index, None)
-            self.memory.seal(actor.index)
-            wait = actor.budget.spend(time.monotonic()) if restart else None
-            actor.state = "failed" if wait is None else "restarting"
-            actor.restart_at = time.monotonic() + (wait or 0.0)
-        if wait is None:
-            self._report(error)
+            handle.drop()
+        self.memory.seal(handle.index)
+        wait = handle.budget.spend(time.monotonic()) if may else None
+        if wait is not None:
+            handle.restart_at = time.monotonic() + wait
+            handle.state = "restarting"
+            # No step is lost: what had not landed is done again.
+            self.recorder.add_restart(handle.index, 0)
+            tell_restart(self.settings, error, wait)
             return
-        _log.warning("%s; restarting it in %.2f s", str(error).splitlines()[0], wait)
-        # No step is lost: what had not landed is done again.
-        self.recorder.add_restart(actor.index, 0)
+        if not (self._hasty and isinstance(error, WorkerDied)):
+            self._report(error)
+        self._end(handle, "closed" if self._closing else "failed")
 
     def _report(self, error: BaseException) -> None:
+        with self.recorder.changed:
+            self._failed = True
+            if not self._started:
+                self._start_error = self._start_error or error
+            self.recorder.changed.notify_all()
         if self._started:
             self.fail(error)
-            return
-        with self.recorder.changed:
-            self._start_error = self._start_error or error
-            self.recorder.changed.notify_all()
-
-    def _close_players(self, deadline: float) -> None:
-        """Have the players closed, as far as their actors still answer."""
-        closing = {}
-        for actor in self._actors:
-            if actor.handle is not None:
-                with contextlib.suppress(Exception):
-                    actor.handle.release.remote()
-                    closing[actor.handle.close.remote()] = actor
-        if not closing:
-            return
-        left = max(0.5, deadline - time.monotonic())
-        ready, _ = ray.wait(list(closing), num_returns=len(closing), timeout=left)
-        for reference in ready:
-            with contextlib.suppress(Exception):
-                result: Result = ray.get(reference)
-                for state, rows, info in result.blocks:
-                    index = closing[reference].index
-                    self.land(index, Rows(state, rows.view(ROW), info.provisional), info)
-                if result.error is not None:
-                    self.fail(WorkerRaised(closing[reference].index, *result.error))
-
-
-def _with_talk_group() -> type:
-    """The actor's class, with the methods that may run beside a job in a group of their own."""
-
-    class Actor(RunnerActor):
-        exchange = ray.method(concurrency_group="talk")(RunnerActor.exchange)
-        release = ray.method(concurrency_group="talk")(RunnerActor.release)
-        where = ray.method(concurrency_group="talk")(RunnerActor.where)
-
-    return Actor
-
-
-def _join(address: str | None) -> bool:
-    """Use the Ray that runs in this process, or connect or start one; True if it is ours."""
-    global _users
-    with _users_lock:
-        if ray.is_initialized() and not _users:
-            return False
-        if not ray.is_initialized():
-            try:
-                ray.init(address=address, log_to_driver=False, include_dashboard=False)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"no Ray cluster could be reached at {address!r}: {error}"
-                ) from error
-        _users += 1
-        return True
-
-
-def _leave() -> None:
-    """The last of our backends shuts down what we started, or leaves what we joined."""
-    global _users
-    with _users_lock:
-        _users -= 1
-        if not _users:
-            ray.shutdown()
-
-
-def _died(actor: _Actor, error: BaseException) -> WorkerError:
-    reason = str(error).strip().splitlines()
-    doing = actor.activity.doing.label
-    died = WorkerDied(actor.index, actor.pid, None, doing)
-    died.args = (f"worker {actor.index} (a Ray actor) was lost: {' '.join(reason)[:500]}",)
-    return died
-
-
-def _check_cluster() -> None:
-    """Raise if the cluster's head does not answer a question within bounded time."""
-    answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            ray.nodes()
-        except BaseException as error:
-            answers.put(error)
-        else:
-            answers.put(None)
-
-    threading.Thread(target=ask, name="mprunner-ray-check", daemon=True).start()
-    try:
-        error = answers.get(timeout=_ANSWER_S)
-    except queue.Empty:
-        error = ConnectionError(f"the head node has not answered for {_ANSWER_S:g} s")
-    if error is not None:
-        raise error
-
-
-def _cluster_lost(error: BaseException) -> BaseException:
-    if isinstance(error, MprunnerError):
-        return error
-    lost = MprunnerError(f"the connection to the Ray cluster failed: {error}")
-    lost.__cause__ = error
-    return lost

@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from mprunner.activity import Activity, Doing
 from mprunner.backends.base import Pace, run_job
+from mprunner.backends.failure import in_words
 from mprunner.blocks import BlockInfo, BlockWriter, block_rows
 from mprunner.experience import ROW, Array
 from mprunner.predictors import LocalPredictor, Weights, WeightsLayout
@@ -42,8 +44,8 @@ class Result:
     pid: int = 0
 
 
-class _Stop(Exception):
-    """The driver gives no further answer."""
+class _Stop(BaseException):
+    """The driver gives no further answer; not an Exception, which a user's `act` may catch."""
 
 
 class _Collector:
@@ -89,7 +91,7 @@ class _PushedWeights:
 
 
 class RunnerActor:
-    """One runner; `exchange` may be called beside the other methods.
+    """One runner. `exchange`, `release` and `where` may be called beside the other methods.
 
     Args:
         pickled: the `EnvRunner`, by cloudpickle.
@@ -100,7 +102,10 @@ class RunnerActor:
     def __init__(self, pickled: bytes, seed: np.random.SeedSequence, served: bool) -> None:
         self._pickled, self._seed, self._served = pickled, seed, served
         self._times = [0.0] * (1 + len(Doing))
-        self._activity = Activity([0], self._times)
+        self._code = [int(Doing.STARTING)]
+        self._activity = Activity(self._code, self._times)
+        self._activity.begin()
+        self._pace = Pace()
         self._runner: EnvRunner | None = None
         self._loop: Loop | None = None
         self._board: _PushedWeights | None = None
@@ -110,7 +115,6 @@ class RunnerActor:
     def open(self, weights: tuple[int, Any] | None) -> Result:
         """Make the player and stand at its first observation."""
         try:
-            self._activity.begin()
             runner: EnvRunner = cloudpickle.loads(self._pickled)
             self._runner = runner
             if weights is not None:
@@ -125,30 +129,37 @@ class RunnerActor:
                 ask=self._ask if self._served else None,
                 board=self._board,
             )
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             return self._failed(error)
-        self._activity.enter(Doing.JOB_WAIT)
         return self._result()
 
     def run(
         self, exploration: float, num_steps: int, weights: tuple[int, Any] | None
     ) -> Result:
-        """Do one job."""
+        """Do one job.
+
+        Args:
+            exploration: of its steps.
+            num_steps: of the job.
+            weights: (version, packed), if they are newer than those of the job before.
+        """
         loop = self._loop
         assert loop is not None
         if weights is not None and self._board is not None:
             self._board.push(*weights)
-        pace = Pace()
-        pace.send(num_steps)  # so that the last step of the job flushes
+        self._pace.send(num_steps)  # so that the last step of the job flushes
         try:
-            run_job(loop, pace, exploration, num_steps)
+            run_job(loop, self._pace, exploration, num_steps)
         except _Stop:
             pass
-        except (Exception, SystemExit) as error:
-            doing = self._activity.doing
+        except BaseException as error:
             loop.writer.flush()
-            return self._failed(error, doing)
-        self._activity.enter(Doing.JOB_WAIT)
+            failed = self._failed(error)
+            # Its replacement, if there is one, makes another player.
+            with suppress(BaseException):
+                self._close_player()
+            return failed
+        loop.writer.flush()
         return self._result()
 
     def exchange(self, answer: Array | None) -> Array | None:
@@ -158,37 +169,42 @@ class RunnerActor:
         return self._questions.get()
 
     def release(self) -> None:
-        """No further answer will come."""
+        """No further answer will come, and no further step is asked for."""
+        self._pace.stop()
         self._answers.put(None)
         self._questions.put(None)
 
-    def where(self) -> tuple[str, float, str]:
-        """What it does now, since how many seconds, and all its stacks; for one that stalls."""
+    def where(self) -> tuple[int, float, str]:
+        """What it does now (a `Doing`), since how many seconds, and all its stacks."""
         stacks = [
             "".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()
         ]
-        doing = self._activity.doing
-        return doing.label, self._activity.seconds_now(), "\n".join(stacks)
+        return self._code[0], self._activity.seconds_now(), "\n".join(stacks)
 
     def close(self) -> Result:
-        """Close the player."""
+        """Close the player, once."""
         try:
-            if self._runner is not None:
-                self._runner.close()
-        except (Exception, SystemExit) as error:
+            self._close_player()
+        except BaseException as error:
             return self._failed(error)
         return self._result()
 
+    def _close_player(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
     def _ask(self, states: Array) -> Array:
         self._activity.enter(Doing.PREDICTION_WAIT)
-        self._questions.put(np.moveaxis(states[0], -1, 0).copy())
-        answer = self._answers.get()
-        if answer is None:
+        if not self._pace.stopping:
+            self._questions.put(np.moveaxis(states[0], -1, 0).copy())
+            answer = self._answers.get()
+        if self._pace.stopping or answer is None:
             raise _Stop
         self._activity.enter(Doing.RUNNING)
         return np.expand_dims(answer, 0)
 
     def _result(self) -> Result:
+        self._activity.enter(Doing.JOB_WAIT)
         return Result(
             blocks=[] if self._loop is None else self._collector.take(),
             times=list(self._times),
@@ -196,13 +212,8 @@ class RunnerActor:
             pid=os.getpid(),
         )
 
-    def _failed(self, error: BaseException, doing: Doing | None = None) -> Result:
-        label = (doing or self._activity.doing).label
-        try:
-            message = str(error)
-        except Exception:
-            message = "(its text cannot be shown)"
+    def _failed(self, error: BaseException) -> Result:
+        label = self._activity.doing.label
         result = self._result()
-        text = "".join(traceback.format_exception(error))
-        result.error = (label, type(error).__name__, message, text)
+        result.error = (label, *in_words(error))
         return result

@@ -119,6 +119,7 @@ class _Job:
                 self._parts.runners,
                 options.maximum_staleness,
                 backend=options.backend,
+                address=options.address,
                 seed=options.seed,
                 start_method=options.start_method,
                 on_failure=options.on_failure,

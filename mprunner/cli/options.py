@@ -21,6 +21,7 @@ class CollectOptions:
     num_runners: int
     steps: int
     backend: str | None
+    address: str | None
     exploration: float
     policy: str
     memory_size: int | None
@@ -43,6 +44,8 @@ class CollectOptions:
         values = {name: getattr(namespace, name) for name in cls.__dataclass_fields__}
         if values["policy"] == RANDOM and values["exploration"] < 1.0:
             parser.error("--exploration below 1 needs a --policy to follow the rest of the time")
+        if values["address"] is not None and values["backend"] != "ray":
+            parser.error("--address is that of a Ray cluster: it needs --backend ray")
         if values["seed"] is None:
             values["seed"] = secrets.randbits(32)
         if values["maximum_staleness"] is None:
@@ -120,8 +123,13 @@ def _add_pool(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--backend",
-        choices=("process", "thread", "inline"),
-        help="default: process; inline for one runner",
+        choices=("process", "thread", "inline", "ray"),
+        help="default: process; inline for one runner; ray: in a Ray cluster",
+    )
+    group.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the Ray cluster; default: the one that runs here, else a new one",
     )
     group.add_argument(
         "--num-steps-per-job",
