@@ -219,7 +219,9 @@ class Watch:
                 # Without a connection, the question itself would start a new Ray.
                 if not ray.is_initialized():
                     raise ConnectionError("ray.shutdown() was called")
-                ray.nodes()
+                here = ray.get_runtime_context().get_node_id()
+                if any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()):
+                    raise ConnectionError("Ray counts the driver's node as dead")
             except BaseException as error:
                 self._error = error
                 return
