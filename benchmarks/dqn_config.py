@@ -54,6 +54,9 @@ class Config:
         target_every: updates between two moves of the target network towards the network.
         target_rate: how far it moves; 1: it becomes a copy. Below 1 it is a moving average, and
             steadier than the network: then it is the one that is evaluated.
+        reset_every: updates after which the networks begin anew, on all that is in memory: what
+            they learned first from little data would else stay with them (Nikishin et al., "The
+            Primacy Bias in Deep Reinforcement Learning", 2022); None: never.
         learning_rate, exploration: schedules.
         max_grad_norm: gradients are scaled down to it.
         torch_threads: of the learner.
@@ -87,9 +90,10 @@ class Config:
     steps_per_round: int = 32
     updates_per_round: int = 16
     target_every: int = 1
-    target_rate: float = 0.005
-    learning_rate: Linear = Linear(2e-3, 1e-4, 30_000)
-    exploration: Linear = Linear(1.0, 0.04, 8_000)
+    target_rate: float = 0.01
+    reset_every: int | None = 2_500
+    learning_rate: Linear = Linear(1e-3, 5e-4, 50_000)
+    exploration: Linear = Linear(1.0, 0.05, 8_000)
     max_grad_norm: float = 10.0
     torch_threads: int = 1
     eval_every: int = 1_000
@@ -148,6 +152,7 @@ def default_config(env: str, seed: int, **changes: Any) -> Config:
             updates_per_round=2,
             target_every=250,
             target_rate=1.0,
+            reset_every=None,
             learning_rate=Linear(3e-4, 1e-4, 600_000),
             exploration=Linear(1.0, 0.02, 60_000),
             eval_every=100_000,

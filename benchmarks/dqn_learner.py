@@ -46,14 +46,18 @@ class Learner:
 
     def __init__(self, config: Config, space: gym.spaces.Box, num_actions: int) -> None:
         torch.set_num_threads(config.torch_threads)
-        torch.manual_seed(config.seed)
         self._config = config
         self._make = partial(make_net, config, space, num_actions)
+        self.updates = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Fresh weights; other ones each time, and the same ones in a run that is repeated."""
+        torch.manual_seed(self._config.seed + self.updates)
         self.net = self._make()
         self._target = copy.deepcopy(self.net).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr=1.0, eps=1.5e-4)
         self._online, self._slow = list(self.net.parameters()), list(self._target.parameters())
-        self.updates = 0
 
     def weights(self) -> dict[str, Any]:
         """A copy of the network's weights as arrays, to act on."""
@@ -99,6 +103,8 @@ class Learner:
         if self.updates % config.target_every == 0:
             with torch.no_grad():
                 torch._foreach_lerp_(self._slow, self._online, config.target_rate)
+        if config.reset_every is not None and self.updates % config.reset_every == 0:
+            self._begin()
         return loss.item(), error.detach().abs().numpy()
 
     @torch.no_grad()
