@@ -34,6 +34,7 @@ class Contender:
         configurations: of the sweep that finds the best one.
         open: (workload, settings, name of a predictor or None) -> a session.
         engine: it has simulators of its own, Atari only.
+        restless: it has processes that work even when it does nothing.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Contender:
     configurations: Sequence[Settings]
     open: Callable[[str, Settings, str | None], Session]
     engine: bool = False
+    restless: bool = False
 
     @property
     def installed(self) -> bool:
@@ -62,6 +64,7 @@ class Mprunner(Session):
     """This package, in processes or in threads."""
 
     def __init__(self, workload: str, settings: Settings, predictor: str | None) -> None:
+        super().__init__()
         from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
 
         workers, steps = settings["workers"], settings["steps"]
@@ -88,9 +91,17 @@ class Mprunner(Session):
         self._manager.step(self._exploration, self._steps)
         return self._steps
 
+    @property
+    def landed(self) -> int:
+        """Steps that the runners have done; `finish` checks that all of them land."""
+        stats = self._manager.stats()
+        return stats.steps_asked - stats.outstanding
+
     def finish(self) -> None:
         """Wait for all jobs."""
         self._manager.join()
+        stats = self._manager.stats()
+        assert stats.steps_landed == stats.steps_asked
 
     def sample(self, batch_size: int) -> None:
         """Uniformly; frames of state and successor in one gather."""
@@ -123,6 +134,7 @@ class Vector(Session):
     """
 
     def __init__(self, workload: str, settings: Settings, predictor: str | None) -> None:
+        super().__init__()
         from gymnasium.vector import AsyncVectorEnv
 
         num_envs = settings["num_envs"]
@@ -215,6 +227,7 @@ class Subproc(Session):
     """stable-baselines3's SubprocVecEnv and ReplayBuffer."""
 
     def __init__(self, workload: str, settings: Settings, predictor: str | None) -> None:
+        super().__init__()
         assert predictor is None
         from stable_baselines3.common.buffers import ReplayBuffer
         from stable_baselines3.common.vec_env import SubprocVecEnv
@@ -256,6 +269,7 @@ class Shmem(Session):
     """tianshou's ShmemVectorEnv and VectorReplayBuffer; asynchronous with `wait_num`."""
 
     def __init__(self, workload: str, settings: Settings, predictor: str | None) -> None:
+        super().__init__()
         assert predictor is None
         from tianshou.data import Batch, VectorReplayBuffer
         from tianshou.env import ShmemVectorEnv

@@ -20,6 +20,7 @@ class _Engine(Session):
     """
 
     def __init__(self, num_envs: int) -> None:
+        super().__init__()
         self._ring = Ring(num_envs)
         self._rng = np.random.default_rng(0)
         self._over = np.zeros(num_envs, bool)
@@ -109,6 +110,7 @@ class Collector(Session):
     """
 
     def __init__(self, workload: str, settings: Settings, predictor: str | None) -> None:
+        super().__init__()
         assert predictor is None
         import torch
         from torchrl.collectors import MultiAsyncCollector
@@ -201,12 +203,14 @@ class RayActors(Session):
     """Ray actors with two tasks each under way, taken in as they are done."""
 
     def __init__(self, workload: str, settings: Settings, predictor: str | None) -> None:
+        super().__init__()
         assert predictor is None
         import ray
 
         self._ray = ray
         workers, self._rows = settings["workers"], settings["steps"]
         ray.init(
+            address="local",
             num_cpus=workers,
             include_dashboard=False,
             logging_level="error",
@@ -290,5 +294,6 @@ ENGINES = (
         "tasks of many steps, two under way per actor, taken in by ray.wait",
         [{"workers": w, "steps": s} for w in (2, 3) for s in (64, 256)],
         RayActors,
+        restless=True,
     ),
 )

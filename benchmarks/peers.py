@@ -12,9 +12,11 @@ step; one whose steps take 1 ms, and one in 50 of them 50 ms.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import measure
@@ -102,25 +104,44 @@ def sweep(
 
 
 def repeats(workload: str, best: Best, times: int, seconds: float) -> dict[str, list[float]]:
-    """Interleaved repeats of the best configurations; stock wrappers beside, for Breakout."""
+    """Interleaved repeats of the best configurations; stock wrappers beside, for Breakout.
+
+    Who fails is told on stderr and left out.
+    """
     orders = {name: (name, workload, settings) for name, settings in best.items()}
     if workload == "breakout":
         for name in _LOCK_STEP:
             if name in best:
                 orders[name + STOCK] = (name, "breakout_stock", best[name])
-    remotes: dict[str, Remote] = {}
+    remotes: list[Remote] = []
+    tasks: dict[str, Callable[[], float]] = {}
     try:
         for name, (contender, simulator, settings) in orders.items():
             print(f"\r\033[K  start: {name}", end="", file=sys.stderr)
-            remotes[name] = Remote(contender=contender, workload=simulator, settings=settings)
-        tasks = {
-            name: (lambda remote=remote: rate(remote.play(seconds)))
-            for name, remote in remotes.items()
-        }
-        return measure.interleaved(tasks, times)
+            order = {"contender": contender, "workload": simulator, "settings": settings}
+            if CONTENDERS[contender].restless:
+                tasks[name] = partial(_rate_or_nan, partial(measured, seconds, **order))
+                continue
+            try:
+                remote = Remote(**order)
+            except RuntimeError as error:
+                print(f"\n{error}", file=sys.stderr)
+                continue
+            remotes.append(remote)
+            tasks[name] = partial(_rate_or_nan, partial(remote.play, seconds))
+        rates = measure.interleaved(tasks, times)
     finally:
-        for remote in remotes.values():
+        for remote in remotes:
             remote.close()
+    return {name: got for name, got in rates.items() if not any(map(math.isnan, got))}
+
+
+def _rate_or_nan(play: Callable[[], dict[str, Any]]) -> float:
+    try:
+        return rate(play())
+    except RuntimeError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return math.nan
 
 
 def checks(workload: str, rates: dict[str, list[float]]) -> list[Check]:

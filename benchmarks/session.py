@@ -24,6 +24,7 @@ import numpy as np
 #: Transitions that each replay memory holds.
 MEMORY_ROWS = 20_000
 WARM_UP_S = 0.5
+LEAD_IN_S = 0.25
 
 
 class Session(abc.ABC):
@@ -35,12 +36,20 @@ class Session(abc.ABC):
 
     pids: list[int] = []
 
+    def __init__(self) -> None:
+        self._counted = 0
+
     @abc.abstractmethod
     def turn(self) -> int:
-        """Go on a little; returns how many transitions landed in the memory, or are sure to."""
+        """Go on a little; returns how many transitions landed in the memory, or will."""
+
+    @property
+    def landed(self) -> int:
+        """Transitions so far; by default what the turns have given."""
+        return self._counted
 
     def finish(self) -> None:
-        """Wait until all that `turn` has counted has landed."""
+        """Wait until all that is under way has landed."""
 
     def sample(self, batch_size: int) -> None:
         """Draw a batch of stacked states and their successors."""
@@ -52,24 +61,36 @@ class Session(abc.ABC):
     def play(self, seconds: float, learner: dict[str, int] | None = None) -> dict[str, float]:
         """Play for a while, with or without a learner that samples meanwhile.
 
+        What is counted begins after a lead-in and ends while everything is still at work, so
+        that nobody is judged by how it starts or stops.
+
         Args:
             seconds: at least so long.
             learner: "batch_size", and "every": transitions per batch.
         """
-        landed, batches = 0, 0
-        cpu, begin = time.process_time(), time.perf_counter()
-        while time.perf_counter() - begin < seconds:
-            landed += self.turn()
-            while learner and landed >= (batches + 1) * learner["every"]:
+        self._go(LEAD_IN_S, learner)
+        landed, cpu, begin = self.landed, time.process_time(), time.perf_counter()
+        batches = self._go(seconds, learner)
+        result = {
+            "landed": self.landed - landed,
+            "seconds": time.perf_counter() - begin,
+            "parent_cpu_s": time.process_time() - cpu,
+            "batches": batches,
+        }
+        self.finish()
+        return result
+
+    def _go(self, seconds: float, learner: dict[str, int] | None) -> int:
+        """Take turns for a while; returns how many batches were sampled."""
+        batches, turned, end = 0, 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            new = self.turn()
+            self._counted += new
+            turned += new
+            while learner and turned >= (batches + 1) * learner["every"]:
                 self.sample(learner["batch_size"])
                 batches += 1
-        self.finish()
-        return {
-            "seconds": time.perf_counter() - begin,
-            "landed": landed,
-            "batches": batches,
-            "parent_cpu_s": time.process_time() - cpu,
-        }
+        return batches
 
 
 class Ring:

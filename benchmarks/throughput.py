@@ -13,12 +13,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import measure
 from measure import Check, Series
+from session import LEAD_IN_S
 from workloads import NUM_ACTIONS, SHAPE, factory
 
 from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
@@ -31,10 +33,17 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement."""
+    """One measurement.
+
+    Attributes:
+        steps_per_s: done, and landed where there is a memory.
+        parent_us: CPU of all threads of the parent per step.
+        total_us: CPU of all processes per step, which another load hardly changes.
+    """
 
     steps_per_s: float
     parent_us: float = 0.0
+    total_us: float = 0.0
 
 
 class Alone:
@@ -53,7 +62,8 @@ class Alone:
         """All at once, for a while."""
         for pipe in self._pipes:
             pipe.send(seconds)
-        return Reading(sum(pipe.recv() for pipe in self._pipes))
+        steps, cpu, rates = zip(*(pipe.recv() for pipe in self._pipes))
+        return Reading(sum(rates), total_us=sum(cpu) / sum(steps) * 1e6)
 
     def close(self) -> None:
         """Stop them."""
@@ -62,21 +72,28 @@ class Alone:
 
 
 def play_alone(workload: str, seed: int, pipe: Any) -> None:
-    """In a process of its own: steps per second, as often as asked, until None comes."""
+    """In a process of its own: steps, CPU and steps/s, as often as asked, until None comes."""
     # A session of its own, as the pool's workers have: some schedulers deal the CPU by session.
     os.setsid()
     env = factory(workload)()
     rng = np.random.default_rng(seed)
     env.reset(seed=seed)
     while (seconds := pipe.recv()) is not None:
-        steps, begin = 0, time.perf_counter()
+        steps, cpu, begin = 0, time.process_time(), time.perf_counter()
         while time.perf_counter() - begin < seconds:
             for action in rng.integers(NUM_ACTIONS, size=64).tolist():
                 _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     env.reset()
             steps += 64
-        pipe.send(steps / (time.perf_counter() - begin))
+        elapsed = time.perf_counter() - begin
+        pipe.send((steps, time.process_time() - cpu, steps / elapsed))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of another process so far, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Pool:
@@ -100,16 +117,34 @@ class Pool:
         self.measure(0.5)
 
     def measure(self, seconds: float) -> Reading:
-        """Landed steps per second, and the CPU that all threads here took per step."""
-        manager, job_steps = self._manager, self._job_steps
-        asked = 0
+        """Landed steps per second, and the CPU that all threads here took per step.
+
+        Counted while all are at work, after a lead-in; then all of it has to land.
+        """
+        self._step_for(LEAD_IN_S)
+        done, workers = self._done(), self._workers_cpu()
         cpu, begin = time.process_time(), time.perf_counter()
-        while time.perf_counter() - begin < seconds:
-            manager.step(1.0, job_steps)
-            asked += job_steps
-        manager.join()
+        self._step_for(seconds)
         elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        return Reading(asked / elapsed, cpu / asked * 1e6)
+        done, workers = self._done() - done, self._workers_cpu() - workers
+        self._manager.join()
+        stats = self._manager.stats()
+        assert stats.steps_landed == stats.steps_asked
+        return Reading(done / elapsed, cpu / done * 1e6, (cpu + workers) / done * 1e6)
+
+    def _step_for(self, seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self._manager.step(1.0, self._job_steps)
+
+    def _workers_cpu(self) -> float:
+        pids = [worker.pid for worker in self._manager.stats().workers]
+        return sum(cpu_seconds(pid) for pid in pids if pid is not None and pid != os.getpid())
+
+    def _done(self) -> int:
+        """Steps that the runners have done."""
+        stats = self._manager.stats()
+        return stats.steps_asked - stats.outstanding
 
     def close(self) -> None:
         """Stop the workers."""
@@ -186,6 +221,16 @@ def checks(readings: dict[str, list[Reading]]) -> list[Check]:
             0.95,
         )
     )
+    for steps in (64, 16, 1):
+        pool = [r.total_us for r in readings[f"mprunner, {steps}-step jobs"]]
+        alone = [r.total_us for r in readings[ALONE]]
+        found.append(
+            Check(
+                f"throughput.cpu_{steps}",
+                f"CPU of all processes per step, {steps}-step jobs / no pool",
+                measure.ratios(pool, alone),
+            )
+        )
     for label, where in (("null", "mprunner, null"), ("breakout", "mprunner")):
         for steps, limit in ((64, 4.0), (16, 8.0), (1, 40.0)):
             found.append(
