@@ -16,12 +16,12 @@ _INTRO = """\
 Made by `make matrix` from {total} runs on {cores} cores, of which {passed} ended as they must. A
 pool of three; one of its workers meets its end in the way of the row, at the stage of the column.
 A cell says what the user sees with `on_failure="raise"`, and after how many seconds (the slower of
-{methods}; a hang counts from its beginning, with `step_timeout` {step_timeout} s). With
+{methods}; for a hang beyond `step_timeout`, `start_timeout` or `close_timeout`). With
 `on_failure="restart"` the worker was replaced in every cell but those of "close" (there is nothing
 to replace it for; the error is the same), and the steps asked for were the steps that landed plus
 those counted as lost. In every run the other workers' data were whole, and processes,
 descriptors, threads and shared memory were back to what they had been. The pool was closed at
-most {close:.1f} s after the error.
+most {close:.1f} s after the error. Load of the machine at the end of the run: {load}.
 
 """
 _LEGEND = "\n\n*A dash: no line of the user's runs there, so nothing of theirs can be raised.*\n"
@@ -45,7 +45,8 @@ def _cell(cells: list[dict[str, Any]], way: str, stage: str, policy: str) -> str
     if not found:
         return "(failed)"
     seen = "/".join(sorted({cell["seen"] for cell in found}))
-    return f"{seen}, {max(cell['notice_s'] for cell in found):.2f} s"
+    beyond = "+" if way == "hang" else ""
+    return f"{seen}, {beyond}{max(cell['notice_s'] for cell in found):.2f} s"
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -86,7 +87,7 @@ def main() -> None:
         passed=len(cells),
         cores=results["cores"],
         methods=" and ".join(sorted({cell["method"] for cell in cells})),
-        step_timeout=results["step_timeout_s"],
+        load=results["load"],
         close=max(cell["close_s"] for cell in cells),
     )
     body = intro + markdown(table(cells, "raise")) + _LEGEND

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.matrix import NOT_POSSIBLE, STEP_TIMEOUT_S, Case, Outcome, Run, cases
+from tests.faults.matrix import NOT_POSSIBLE, Case, Outcome, Run, cases
 from tests.faults.players import STAGES, WAYS
 
 #: A few of each kind that run with the unmarked tests.
@@ -46,7 +46,6 @@ def results() -> Iterator[dict[Case, Outcome]]:
                     "total": len(list(cases())),
                     "cores": os.cpu_count(),
                     "load": round(os.getloadavg()[0], 1),
-                    "step_timeout_s": STEP_TIMEOUT_S,
                     "cells": [
                         {**asdict(case), **_rounded(asdict(outcome))}
                         for case, outcome in found.items()
