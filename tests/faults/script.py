@@ -61,17 +61,20 @@ class Script:
     Args:
         body: its lines.
         root: where it lies; no guard for ``__main__``, as in users' scripts.
+        interrupted: it will be, perhaps in the middle of an import, which then leaves files open
+            that are not ours to close.
     """
 
-    def __init__(self, body: str, root: Path) -> None:
+    def __init__(self, body: str, root: Path, *, interrupted: bool = False) -> None:
         self.token = f"MPRUNNER_TEST={uuid.uuid4()}"
         self._shared = shared_names()
         path = root / "script.py"
         path.write_text(_PRELUDE + body)
         name, value = self.token.split("=")
+        calm = ["-W", "ignore::ResourceWarning"] if interrupted else []
         with (root / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", str(path)],
+                [sys.executable, "-W", "error", *calm, str(path)],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, name: value, "PYTHONPATH": str(_ROOT)},

@@ -191,7 +191,8 @@ except KeyboardInterrupt:
 
     def check(self, seed: int, method: str, root: object) -> None:
         moment = random.Random(seed)
-        with Script(f"METHOD = {method!r}\n{self.BODY}", root) as script:
+        body = f"METHOD = {method!r}\n{self.BODY}"
+        with Script(body, root, interrupted=True) as script:
             script.wait_for("begun")
             if seed % 2:
                 script.wait_for("ready")

@@ -27,7 +27,13 @@ def resources() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "forkserver",
+        pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
+)
 def test_thirty_rounds(method):
     """Without a garbage collection: nothing waits for one."""
     before = None
