@@ -16,11 +16,12 @@ from mprunner.errors import (
     WorkerRaised,
     WorkerStalled,
 )
-from mprunner.experience import Batch, Experience, Rows
+from mprunner.experience import Batch, Experience, Rows, TorchBatch
 from mprunner.expreplay import ExpReplay
 from mprunner.manager import EnvRunnerManager
 from mprunner.predictors import LocalPredictor
 from mprunner.replay.memory import ReplayMemory
+from mprunner.replay.priorities import Priority
 from mprunner.runner import EnvRunner
 from mprunner.stats import ManagerStats, WorkerStats
 
@@ -40,9 +41,11 @@ __all__ = [
     "NotEnoughRows",
     "PlayerError",
     "PredictorError",
+    "Priority",
     "ReplayMemory",
     "Rows",
     "StorageError",
+    "TorchBatch",
     "WorkerDied",
     "WorkerError",
     "WorkerRaised",
