@@ -104,7 +104,7 @@ def _config(
 
 def _given(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
     """The options of these names that were given."""
-    found = vars(options).items()
+    found = {**vars(options), "hidden": tuple(options.hidden) if options.hidden else None}.items()
     return {name: value for name, value in found if name in names and value is not None}
 
 
@@ -126,6 +126,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--deterministic", action="store_true", default=None, help="repeat bit for bit")
     add("--num-players", type=int)
     add("--step-cost-s", type=float, metavar="S", help="CPU that each collecting step also burns")
+    add("--hidden", type=int, nargs="+", metavar="N", help="widths of the hidden layers")
+    add("--reset-every", type=int, metavar="N", help="updates")
     add("--dueling", action=argparse.BooleanOptionalAction)
     add("--double", action=argparse.BooleanOptionalAction)
     add("--prioritised", action=argparse.BooleanOptionalAction)

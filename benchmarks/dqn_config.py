@@ -63,8 +63,9 @@ class Config:
         eval_every: steps between two evaluations.
         eval_episodes, eval_exploration: of one evaluation.
         final_episodes: of the evaluation that is reported.
-        target_score: stop once an evaluation, and another of `final_episodes`, reach it; None:
-            never before the budget is used up.
+        target_score: stop once an evaluation, and another of `final_episodes`, reach it and
+            `margin` more; None: never before the budget is used up.
+        margin: so that the final evaluation, of other games, reaches the target, too.
         max_steps: the budget.
     """
 
@@ -75,8 +76,8 @@ class Config:
     num_players: int = 2
     step_cost_s: float = 0.0
     history_len: int = 1
-    hidden: tuple[int, ...] = (64, 64)
-    dueling: bool = False
+    hidden: tuple[int, ...] = (128, 128)
+    dueling: bool = True
     double: bool = True
     n_step: int = 3
     prioritised: bool = False
@@ -84,7 +85,7 @@ class Config:
     discount: float = 0.99
     reward_scale: float = 0.05
     clip_rewards: bool = False
-    batch_size: int = 64
+    batch_size: int = 128
     memory_size: int = 50_000
     init_memory_size: int = 1_000
     steps_per_round: int = 32
@@ -101,6 +102,7 @@ class Config:
     eval_exploration: float = 0.0
     final_episodes: int = 100
     target_score: float | None = 475.0
+    margin: float = 10.0
     max_steps: int = 150_000
 
     @property
@@ -140,7 +142,6 @@ def default_config(env: str, seed: int, **changes: Any) -> Config:
             base,
             history_len=4,
             hidden=(512,),
-            dueling=True,
             prioritised=True,
             beta=Linear(0.4, 1.0, 1_000_000),
             reward_scale=1.0,

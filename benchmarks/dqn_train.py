@@ -160,16 +160,19 @@ class Trainer:
         self.steps += config.steps_per_round
 
     def _evaluate(self) -> bool:
-        """True if the target score is reached, and reached again in more games."""
+        """True if the target score is passed, and passed again in more games."""
         config, weights = self.config, self.learner.evaluated_weights()
         self._next_eval = self.steps + config.eval_every
         score = self._play_games(config.eval_episodes, weights)
         if score.mean >= self._best[0]:
             self._best = (score.mean, weights)
-        if config.target_score is None or score.mean < config.target_score:
+        if config.target_score is None:
+            return False
+        enough = config.target_score + config.margin
+        if score.mean < enough:
             return False
         score = self._play_games(config.final_episodes, weights)
-        if score.mean < config.target_score:
+        if score.mean < enough:
             return False
         self._best = (score.mean, weights)
         return True
