@@ -109,6 +109,7 @@ def soak(duration_s: float, seed: int, root: Path) -> Report:
                 next_kill = now + killer.expovariate(4.0)
             if now >= next_look:
                 _sample(memory, report)
+                manager.reset_stats()  # scores that nobody takes are kept
                 _measure(report)
                 next_look = now + max(0.05, duration_s / 400)
         assert manager.join(60)
@@ -189,7 +190,7 @@ def _check_flat(report: Report) -> None:
     """The second half takes no more than the first, but for what one worker more would."""
     half = len(report.rss_mb) // 2
     early, late = report.rss_mb[half // 4:half], report.rss_mb[half:]
-    assert max(late) < max(early) + 8.0, f"memory grows: {max(early):.1f} to {max(late):.1f} MB"
+    assert max(late) < max(early) + 3.0, f"memory grows: {max(early):.1f} to {max(late):.1f} MB"
     early_fds, late_fds = report.descriptors[:half], report.descriptors[half:]
     assert max(late_fds) <= max(early_fds) + 9, "descriptors leak"
 
