@@ -103,8 +103,8 @@ def time_lines(record: dict[str, Any]) -> list[str]:
         lines.append(f"| {row['seed']} | {text(thread)} | {text(process)} | {faster} |")
     lines += [
         "",
-        "CartPole-v1 with 1 ms of Python per step, the same learner and settings, time of "
-        "training without evaluations until one reaches "
+        "CartPole-v1 with 1 ms of Python per step, two simulators, one update for eight steps, the "
+        "same seeds and settings; time of training, without evaluations, until one of them reaches "
         f"{record['target_score']:g} ([curves](benchmarks/results/time_to_score.png)).",
     ]
     return lines
