@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,11 @@ pytest.register_assert_rewrite(
     "tests.backends.contract_pace",
     "tests.backends.contract_streams",
 )
+
+# Started in the background by a shell, this process has SIGINT ignored, and so would every
+# program that the tests start and press Ctrl-C on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _GRACE_S = 2.0
 #: Of the semaphores that this process and its children make, to tell them from other programs'.
