@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -68,18 +69,34 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def bearers(token: str) -> list[int]:
-    """Living processes that were started with `token` somewhere in their environment."""
+def bearers(token: str, since: int = 0) -> list[int]:
+    """Living processes that were started with `token` somewhere in their environment.
+
+    Args:
+        token: to look for.
+        since: only among processes that began at this tick or later. Others' environments are
+            left alone: a look waits for a process that just grows, or dumps its core.
+    """
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
             continue
-        try:
-            if token.encode() in (entry / "environ").read_bytes() and not is_gone(int(entry.name)):
-                found.append(int(entry.name))
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            state, begun = _state_and_tick(int(name))
+            if state not in "ZX" and begun >= since:
+                if token.encode() in Path("/proc", name, "environ").read_bytes():
+                    found.append(int(name))
     return found
+
+
+def tick_of(pid: int) -> int:
+    """When a process began, in ticks since the machine did."""
+    return _state_and_tick(pid)[1]
+
+
+def _state_and_tick(pid: int) -> tuple[str, int]:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])
 
 
 def shared_names() -> set[str]:

@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from types import TracebackType
 
-from tests.faults.pools import bearers, shared_names, within
+from tests.faults.pools import bearers, shared_names, tick_of, within
 from tests.waiting import eventually
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +80,7 @@ class Script:
                 env={**os.environ, name: value, "PYTHONPATH": str(_ROOT)},
                 start_new_session=True,
             )
+        self._began = tick_of(self.process.pid)
         assert self.process.stdout is not None
         self._stdout = self.process.stdout.fileno()
         self._said: list[str] = []
@@ -120,7 +121,7 @@ class Script:
 
     def left(self) -> list[int]:
         """Living processes that descend from it, itself included."""
-        return bearers(self.token)
+        return bearers(self.token, self._began)
 
     def ends(self, timeout: float) -> int:
         """Wait for its end and for that of all that it started; its exit code."""

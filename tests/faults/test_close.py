@@ -352,7 +352,7 @@ class TestFull:
         with pool(
             [partial(Frames, (1024, 1024), length)] * 2, memory=memory, staleness=1
         ) as manager:
-            for _ in range(250):
+            for _ in range(150):
                 manager.step(1.0)
             assert manager.join(30)
 

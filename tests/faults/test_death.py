@@ -23,7 +23,7 @@ from mprunner import (
 from mprunner.activity import Doing
 from mprunner.backends import launch
 from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import bearers, doing, pid_of, pool, seconds, step_until, tags, within
+from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, step_until, tags, within
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import EPISODE, TAG_SHAPE, TagPlayer
 from tests.toys import GreedyModel, SeededPlayer, greedy
@@ -287,7 +287,7 @@ class TestReplaced:
             manager.step(1.0, num_steps=50)
             assert manager.join(10)
             assert not {pid_of(manager, i) for i in range(2)} & set(workers)
-            assert not [pid for pid in workers if pid in bearers("PATH=")]
+            eventually(lambda: all(map(is_gone, workers)))
 
     def test_a_callback_that_raises_is_logged(self, caplog):
         def callback(error: WorkerError) -> None:

@@ -128,12 +128,19 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("players", ["[TagPlayer] * 3", "[Busy] * 3"])
-@pytest.mark.parametrize("name", EXITS)
+@pytest.mark.parametrize(
+    ("name", "players"),
+    [
+        *((name, "[TagPlayer] * 3") for name in EXITS),
+        ("sys.exit", "[Busy] * 3"),
+        *(
+            pytest.param(name, "[Busy] * 3", marks=pytest.mark.slow)
+            for name in ("end", "exception", "sys.exit in a with", "held by a thread that goes on")
+        ),
+    ],
+)
 def test_exit_without_close(name, players, tmp_path):
     lines, code, words = EXITS[name]
-    if "Busy" in players and name in ("in a forked child", "a worker has died"):
-        pytest.skip("the script needs its steps done")
     body = f"""
 manager = pool({players}, staleness=64)
 manager.step(1.0, num_steps=8); manager.step(1.0, num_steps=8)
@@ -148,6 +155,7 @@ say("ready")
         assert "resource_tracker" not in script.stderr
 
 
+@pytest.mark.timeout(120)  # it starts Python three times, one of them pytest
 def test_a_module_global_under_pytest(tmp_path):
     body = """
 import pytest
