@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import time
 from typing import Any
 
@@ -39,11 +40,13 @@ class _Engine(Session):
         self._ring.add(ids, frames[:, -1], taken, rewards, over)
         return len(ids) - int(begins.sum())
 
+    @abc.abstractmethod
     def _receive(self) -> Any:
-        raise NotImplementedError
+        """The next batch: frames, rewards, terminated, truncated, info."""
 
+    @abc.abstractmethod
     def _send(self, actions: np.ndarray, ids: np.ndarray) -> None:
-        raise NotImplementedError
+        """Have these environments act."""
 
 
 class EnvPool(_Engine):

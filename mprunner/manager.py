@@ -1,4 +1,4 @@
-"""`EnvRunnerManager`: checks, dispatch, pacing, one sticky failure.
+"""`EnvRunnerManager`: dispatch, pacing, one sticky failure, the end of a pool.
 
 Owns what users call. Knows the backends only by their contract.
 """
@@ -6,8 +6,6 @@ Owns what users call. Knows the backends only by their contract.
 from __future__ import annotations
 
 import atexit
-import importlib
-import logging
 import math
 import os
 import threading
@@ -16,50 +14,24 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-import numpy as np
-
-from mprunner.backends.base import Backend, Settings
-from mprunner.checks import at_least, one_of, seconds
+from mprunner.assembly import (
+    backend_class,
+    checked_runners,
+    checked_settings,
+    local_predictors,
+)
+from mprunner.backends.base import Backend
+from mprunner.checks import at_least
 from mprunner.errors import ClosedError, ConfigurationError, MprunnerError, WorkerError
-from mprunner.player import is_environment
-from mprunner.predictors import LocalPredictor, Weights
+from mprunner.predictors import Weights
 from mprunner.replay.memory import ReplayMemory
 from mprunner.runner import EnvRunner, check_exploration
 from mprunner.stats import ManagerStats, Recorder
+from mprunner.sticky import StickyFailure
 
-_log = logging.getLogger("mprunner")
-
-_BACKENDS = {
-    "inline": "mprunner.backends.inline:InlineBackend",
-    "thread": "mprunner.backends.thread:ThreadBackend",
-    "process": "mprunner.backends.process:ProcessBackend",
-    "ray": "mprunner.backends.ray:RayBackend",
-}
 # How long a lost wake-up can cost: the pace cells are written without a lock, so the one who
 # waits looks again by itself.
 _RECHECK_S = 0.05
-
-
-class _Sticky:
-    """The first failure; kept apart from the manager, so that backends don't keep it alive."""
-
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
-        self.error: BaseException | None = None
-
-    def fail(self, error: BaseException) -> None:
-        """Keep the first, log the others."""
-        with self._changed:
-            if self.error is None:
-                self.error = error
-            else:
-                _log.warning("a further failure: %s", error)
-            self._changed.notify_all()
-
-    def check(self) -> None:
-        """Raise what was kept."""
-        if self.error is not None:
-            raise self.error.with_traceback(None)
 
 
 class EnvRunnerManager:
@@ -121,43 +93,32 @@ class EnvRunnerManager:
         self._stopped = False
         self._owner = os.getpid()
         self._close_lock = threading.RLock()
-        if backend != "ray" and not (address is None and resources_per_runner is None):
-            raise ConfigurationError(
-                "address and resources_per_runner are for backend='ray' alone; the backend is "
-                f"{backend!r}"
-            )
-        runners = _checked_runners(env_runners)
-        kind = _backend_class(backend or ("inline" if len(runners) == 1 else "process"))
-        self._settings = Settings(
-            entropy=_entropy(seed),
-            maximum_staleness=at_least("maximum_staleness", maximum_staleness, 1),
+        runners = checked_runners(env_runners)
+        kind = backend_class(backend or ("inline" if len(runners) == 1 else "process"))
+        self._settings = checked_settings(
+            backend,
+            seed,
+            maximum_staleness=maximum_staleness,
             start_method=start_method,
-            on_failure=one_of("on_failure", on_failure, ("raise", "restart")),
-            max_restarts=at_least("max_restarts", max_restarts, 0),
-            restart_window_s=seconds("restart_window", restart_window),
-            step_timeout=None if step_timeout is None else seconds("step_timeout", step_timeout),
-            start_timeout=seconds("start_timeout", start_timeout),
-            close_timeout=seconds("close_timeout", close_timeout),
-            deterministic=bool(deterministic),
-            max_batch_size=(
-                None if max_batch_size is None else at_least("max_batch_size", max_batch_size, 1)
-            ),
+            on_failure=on_failure,
             on_restart=on_restart,
-            ray_address=address,
-            resources_per_runner=resources_per_runner or {"CPU": 1},
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            step_timeout=step_timeout,
+            start_timeout=start_timeout,
+            close_timeout=close_timeout,
+            deterministic=deterministic,
+            max_batch_size=max_batch_size,
+            address=address,
+            resources_per_runner=resources_per_runner,
         )
-        if deterministic and on_failure == "restart":
-            raise ConfigurationError(
-                "deterministic=True cannot go with on_failure='restart': what a lost worker "
-                "takes with it cannot be repeated"
-            )
-        self._local = _local_predictors(runners)
+        self._local = local_predictors(runners)
         self._has_predictor = all(runner.predictor is not None for runner in runners)
         memory = runners[0].memory
         assert memory is not None
         self._memory = memory
         self._recorder = Recorder(len(runners))
-        self._sticky = _Sticky(self._recorder.changed)
+        self._sticky = StickyFailure(self._recorder.changed)
         self._num_workers = len(runners)
         self._outstanding = [0] * len(runners)  # upper bounds; the pace cells have the truth
         self._peak = 0
@@ -244,28 +205,9 @@ class EnvRunnerManager:
 
     def stats(self) -> ManagerStats:
         """A snapshot of all counters; works after a failure and after `close()`, too."""
-        recorder, backend = self._recorder, self._backend
-        workers = tuple(backend.worker_stats(i) for i in range(self._num_workers))
+        workers = [self._backend.worker_stats(i) for i in range(self._num_workers)]
         outstanding = sum(self._count_outstanding())
-        with recorder.changed:
-            score_mean, score_max = recorder.score_summary()
-            return ManagerStats(
-                steps_asked=sum(self._asked),
-                steps_landed=sum(recorder.landed),
-                steps_lost=sum(recorder.lost),
-                outstanding=outstanding,
-                outstanding_peak=self._peak,
-                episodes=sum(recorder.games),
-                score_mean=score_mean,
-                score_max=score_max,
-                age_s=recorder.age_s.summary(),
-                version=recorder.version,
-                version_lag=recorder.version_lag(),
-                batch_size=recorder.batch_size.summary(),
-                batch_latency_s=recorder.batch_latency_s.summary(),
-                restarts=sum(recorder.restarts),
-                workers=workers,
-            )
+        return self._recorder.snapshot(sum(self._asked), outstanding, self._peak, workers)
 
     def set_weights(self, weights: Weights) -> int:
         """Publish weights for the runners' `LocalPredictor`.
@@ -404,57 +346,6 @@ class EnvRunnerManager:
         start = self._next if least in outstanding[self._next:] else 0
         worker = outstanding.index(least, start)
         return worker if self._backend.can_submit(worker) else None
-
-
-def _checked_runners(env_runners: Sequence[EnvRunner]) -> list[EnvRunner]:
-    runners = list(env_runners)
-    if not runners:
-        raise ConfigurationError("env_runners is empty; expected at least one EnvRunner")
-    players: dict[int, int] = {}
-    for i, runner in enumerate(runners):
-        if not isinstance(runner, EnvRunner):
-            raise ConfigurationError(
-                f"env_runners[{i}] is {type(runner).__name__}; expected an EnvRunner"
-            )
-        if runner in runners[:i]:
-            raise ConfigurationError(f"env_runners[{i}] is in the list twice")
-        if runner.memory is not runners[0].memory:
-            raise ConfigurationError(
-                f"env_runners[{i}] has another memory than env_runners[0]; all runners of a "
-                "manager share one"
-            )
-        if is_environment(runner.player):
-            key = id(getattr(runner.player, "unwrapped", runner.player))
-            if key in players:
-                raise ConfigurationError(
-                    f"env_runners[{players[key]}] and env_runners[{i}] have the same "
-                    "environment; make one for each, or pass a factory"
-                )
-            players[key] = i
-    return runners
-
-
-def _local_predictors(runners: Sequence[EnvRunner]) -> list[LocalPredictor]:
-    distinct: dict[int, LocalPredictor] = {}
-    for runner in runners:
-        if isinstance(runner.predictor, LocalPredictor):
-            distinct[id(runner.predictor)] = runner.predictor
-    return list(distinct.values())
-
-
-def _backend_class(name: str) -> Callable[..., Backend]:
-    module, _, attribute = _BACKENDS[one_of("backend", name, tuple(_BACKENDS))].partition(":")
-    kind: Callable[..., Backend] = getattr(importlib.import_module(module), attribute)
-    return kind
-
-
-def _entropy(seed: int | None) -> int:
-    if seed is not None:
-        return at_least("seed", seed, 0)
-    entropy = np.random.SeedSequence().entropy
-    assert isinstance(entropy, int)
-    _log.info("seed=%d repeats this run's random numbers", entropy)
-    return entropy
 
 
 def _close_at_exit(

@@ -252,3 +252,27 @@ class Recorder:
         """Versions behind -> steps landed with that lag."""
         with self.changed:
             return dict(self._version_lag)
+
+    def snapshot(
+        self, asked: int, outstanding: int, peak: int, workers: Sequence[WorkerStats]
+    ) -> ManagerStats:
+        """All counters at one moment, with those that the manager and the workers keep."""
+        with self.changed:
+            score_mean, score_max = self.score_summary()
+            return ManagerStats(
+                steps_asked=asked,
+                steps_landed=sum(self.landed),
+                steps_lost=sum(self.lost),
+                outstanding=outstanding,
+                outstanding_peak=peak,
+                episodes=sum(self.games),
+                score_mean=score_mean,
+                score_max=score_max,
+                age_s=self.age_s.summary(),
+                version=self.version,
+                version_lag=self.version_lag(),
+                batch_size=self.batch_size.summary(),
+                batch_latency_s=self.batch_latency_s.summary(),
+                restarts=sum(self.restarts),
+                workers=tuple(workers),
+            )

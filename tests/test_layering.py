@@ -18,9 +18,11 @@ ROOT = Path(mprunner.__file__).parent
 #: DESIGN section 5. A name with a dot at its end stands for all modules below it.
 LEVELS = [
     ["_version", "errors"],
-    ["checks", "activity", "experience", "stats", "player", "predictors", "history", "blocks"],
+    ["checks", "activity", "experience", "stats", "player", "predictors", "history", "blocks",
+     "sticky"],
     ["runner", "replay."],
     ["backends."],
+    ["assembly"],
     ["manager"],
     ["expreplay", "atari", "atari_frames", "atari_games", "cli."],
     ["", "__main__"],

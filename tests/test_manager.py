@@ -18,7 +18,7 @@ from mprunner import (
     LocalPredictor,
     MprunnerError,
     ReplayMemory,
-    manager as manager_module,
+    assembly,
 )
 from mprunner.backends.base import Backend
 from mprunner.backends.inline import InlineBackend
@@ -264,7 +264,7 @@ class Scripted(Backend):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    monkeypatch.setitem(manager_module._BACKENDS, "scripted", f"{__name__}:Scripted")
+    monkeypatch.setitem(assembly._BACKENDS, "scripted", f"{__name__}:Scripted")
 
     def make(num_runners=3, staleness=6, **options):
         runners = runners_of(memory_of(), num_runners)

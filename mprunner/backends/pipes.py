@@ -75,6 +75,7 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
             while self.full():
                 if not block or (deadline is not None and time.monotonic() >= deadline):
                     raise queue.Full
+                # Nobody wakes us: the reader only counts, so that it can hold nothing of ours.
                 time.sleep(0.001)
             self._put_count += 1
             self._writer.send_bytes(data)
