@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The build of torch that the slow tests use; one that needs no GPU.
 TORCH ?= torch==2.13.0
+# What the README's recipes use beside the extras.
+RECIPES ?= stable-baselines3 minigrid
 SOAK_SECONDS ?= 600
 # What bench-peers compares with; these versions work together on Python 3.11.
 PEERS ?= stable-baselines3==2.9.2 tianshou==2.0.1 torchrl==0.14.1 envpool==1.2.5 ray==2.60.0
@@ -76,6 +78,8 @@ $(VENV)/.dev: $(VENV)/.base
 
 $(VENV)/.slow: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-e '.[atari,cli,dev,minari,ray,tensorboard]' $(RECIPES)
 	touch $@
 
 # torch first, so that no peer pulls in a build for GPUs.
