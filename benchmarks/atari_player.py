@@ -9,20 +9,16 @@ waits, and other processes on the machine then disturb less. The target is for B
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
-import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import ale_py
 import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
+
+import measure
+from measure import RESULTS, Check, Series
 
 from mprunner.atari import AtariPlayer
 
@@ -52,8 +48,8 @@ def play(env: gymnasium.Env[Any, Any], actions: list[int]) -> float:
     return time.process_time() - start
 
 
-def measure(game: str, num_steps: int, num_repeats: int) -> dict[str, Any]:
-    """Every repeat of every contender, and the ratios of the player to each of the others."""
+def rates_of(game: str, num_steps: int, num_repeats: int) -> dict[str, list[float]]:
+    """Steps per CPU second of every contender, one per repeat."""
     envs = contenders(game)
     rates: dict[str, list[float]] = {name: [] for name in envs}
     num_turns = max(1, num_steps // TURN)
@@ -72,64 +68,31 @@ def measure(game: str, num_steps: int, num_repeats: int) -> dict[str, Any]:
             rates[name].append(num_turns * TURN / seconds[name])
     for env in envs.values():
         env.close()
-    ratios = {
-        name: [ours / theirs for ours, theirs in zip(rates[PLAYER], rates[name])]
-        for name in (WRAPPER, LEAN)
-    }
-    return {"game": game, "steps_per_cpu_s": rates, "ratios": ratios}
-
-
-def report(result: dict[str, Any]) -> None:
-    """Print one game's figures."""
-    print(f"\n{result['game']}")
-    for name, rates in result["steps_per_cpu_s"].items():
-        print(
-            f"  {name:36} {statistics.median(rates):7,.0f} steps per CPU second"
-            f"  ({min(rates):,.0f} to {max(rates):,.0f})"
-        )
-    for name, ratios in result["ratios"].items():
-        ratio = statistics.median(ratios)
-        verdict = f", target {TARGET}: {'holds' if ratio >= TARGET else 'MISSED'}"
-        print(
-            f"  against {name:36} {ratio:5.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            + (verdict if result["game"] == TARGET_GAME else "")
-        )
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    packages = ("mprunner", "ale-py", "gymnasium", "numpy", "opencv-python-headless")
-    versions = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed as a package"
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "platform": platform.platform(),
-        "num_cpus": os.cpu_count(),
-        "versions": versions,
-    }
+    return rates
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure, print, write the record and the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("games", nargs="*", default=["breakout", "pong", "ms_pacman", "enduro"])
     parser.add_argument("--steps", type=int, default=1500, help="per repeat and contender")
-    parser.add_argument("--repeats", type=int, default=7, help="at least 5")
-    parser.add_argument("--json", type=Path, help="write every repeat to this file")
-    arguments = parser.parse_args()
-    if arguments.repeats < 5:
-        parser.error("--repeats must be at least 5")
+    parser.add_argument("--repeats", type=int, default=7, help="default %(default)s")
+    options = parser.parse_args()
     gymnasium.register_envs(ale_py)
-    results = []
-    for game in arguments.games:
-        results.append(measure(game, arguments.steps, arguments.repeats))
-        report(results[-1])
-    if arguments.json:
-        record = {"benchmark": "atari_player", "target": TARGET, **machine(), "results": results}
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    series, checks = [], []
+    for game in options.games:
+        rates = rates_of(game, options.steps, options.repeats)
+        series += [Series(f"{game}: {name}", "steps/CPU s", got) for name, got in rates.items()]
+        for name, key in ((WRAPPER, "wrapper"), (LEAN, "lean")):
+            target = TARGET if game == TARGET_GAME and name == WRAPPER else None
+            figure = f"{game}: AtariPlayer / {name}"
+            ratios = measure.ratios(rates[PLAYER], rates[name])
+            checks.append(Check(f"atari_player.{game}.{key}", figure, ratios, target))
+    measure.show(series, checks)
+    run = {"repeats": options.repeats, "steps": options.steps}
+    path = RESULTS / "atari_player.json"
+    measure.write(path, "atari_player", run, series, checks)
+    measure.bars(path.with_suffix(".png"), "One process, steps per CPU second", series)
 
 
 if __name__ == "__main__":

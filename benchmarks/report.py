@@ -1,8 +1,8 @@
-"""Every target and whether it holds, and README.md's tables and pictures, from the records.
+"""Every target and whether it holds, and the tables and pictures of both READMEs, from the records.
 
-A table stands between ``<!-- bench:NAME:begin -->`` and ``<!-- bench:NAME:end -->`` and is made
-from ``results/NAME.json`` alone; ``bench:targets`` has all targets. Where a record is missing,
-the table says so: no figure without its record.
+A table stands, in README.md or in benchmarks/README.md, between ``<!-- bench:NAME:begin -->`` and
+``<!-- bench:NAME:end -->``, and is made from ``results/NAME.json`` alone; ``bench:targets`` has all
+targets. Where a record is missing, the table says so: no figure without its record.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 
 from measure import RESULTS, spread
 from readme import README, replace_between
+
+#: The text with tables -> where it finds the pictures.
+TEXTS = {README: "benchmarks/results", README.parent / "benchmarks" / "README.md": "results"}
 
 Record = dict[str, Any]
 
@@ -43,6 +46,7 @@ EXPECTED = {
     "predict.trivial": "predict",
     "sample.warm": "sample",
     "sample.bytes": "sample",
+    "ray.throughput": "ray_scale",
 }
 
 
@@ -141,13 +145,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def rebuild(text: str, records: Mapping[str, Record]) -> str:
-    """README.md with every marked table made anew."""
+def rebuild(text: str, records: Mapping[str, Record], folder: str) -> str:
+    """The text with every marked table made anew; `folder` is where it finds the pictures."""
     for name in re.findall(r"<!-- bench:([\w.-]+):begin -->", text):
         if name == "targets":
             body = "\n".join(targets(records))
         elif name in records:
-            body = "\n".join(table(name, records[name], "benchmarks/results"))
+            body = "\n".join(table(name, records[name], folder))
         else:
             body = f"Not measured yet: there is no `benchmarks/results/{name}.json`."
         text = replace_between(text, f"bench:{name}", body)
@@ -174,23 +178,24 @@ def show(records: Mapping[str, Record]) -> None:
 
 
 def main() -> None:
-    """Print, and rebuild README.md."""
+    """Print, and rebuild the texts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
-    parser.add_argument("--readme", type=Path, default=README, help="default %(default)s")
     parser.add_argument(
         "--check", action="store_true", help="change nothing; fail if a table has drifted"
     )
     options = parser.parse_args()
     records = load(options.results)
     show(records)
-    before = options.readme.read_text()
-    after = rebuild(before, records)
-    if options.check and after != before:
-        sys.exit(f"{options.readme} is not what the records say; run benchmarks/report.py")
-    if not options.check and after != before:
-        options.readme.write_text(after)
-        print(f"rebuilt: {options.readme}")
+    for path, folder in TEXTS.items():
+        before = path.read_text()
+        after = rebuild(before, records, folder)
+        if after == before:
+            continue
+        if options.check:
+            sys.exit(f"{path} is not what the records say; run benchmarks/report.py")
+        path.write_text(after)
+        print(f"rebuilt: {path}")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,14 @@ pytest.register_assert_rewrite(
     "tests.backends.contract_streams",
 )
 
-# Started in the background by a shell, this process has SIGINT ignored, and so would every
-# program that the tests start and press Ctrl-C on.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background by a shell, or by nohup, this process has SIGINT or SIGHUP ignored, and
+# so would every program that the tests start and send them to.
+for _signum, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _handler)
 
 _GRACE_S = 2.0
 #: Of the semaphores that this process and its children make, to tell them from other programs'.
