@@ -28,7 +28,7 @@ check: $(VENV)/.dev
 # Under ten minutes, on a machine that does nothing else; then README.md's tables and pictures.
 bench: $(VENV)/.bench $(VENV)/.slow
 	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 2
-	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 3
+	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 3 --peers
 	$(BIN)/python benchmarks/predict.py --seconds 1
 	$(BIN)/python benchmarks/sample.py --repeats 5
 	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 2 --update-readme

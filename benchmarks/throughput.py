@@ -102,10 +102,8 @@ def cpu_seconds(pid: int) -> float:
 def full_memory() -> ReplayMemory:
     """A memory whose ring has wrapped: the system gives it its pages only once."""
     memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
-    meta = np.zeros(MEMORY_ROWS, ROW)
-    meta["flags"][-1] = TRUNCATED
-    meta = np.append(meta, np.zeros(1, ROW))
-    meta["flags"][-1] = CLOSING
+    meta = np.zeros(MEMORY_ROWS + 1, ROW)
+    meta["flags"][-2:] = TRUNCATED, CLOSING
     memory.extend(0, Rows(np.zeros((len(meta), *SHAPE), np.uint8), meta, False))
     return memory
 
