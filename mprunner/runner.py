@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mprunner.replay.memory import ReplayMemory
 
 _DRAWS = 256
+# As plain numbers: looking up a member of an enumeration costs more than using it.
+_STEP, _RUNNING = int(Doing.STEP), int(Doing.RUNNING)
 
 
 class EnvRunner:
@@ -101,10 +103,8 @@ class EnvRunner:
         Returns:
             An action, from 0 to ``num_actions - 1``.
         """
-        loop = self._running
-        if loop.draw() < exploration:
-            return loop.draw_action()
-        return int(self.q_values(state).argmax())
+        action = self._running.draw_action(exploration)
+        return int(self.q_values(state).argmax()) if action is None else action
 
     def q_values(self, state: Array) -> Array:
         """Ask the predictor about one state.
@@ -260,7 +260,10 @@ class Loop:
         self._version = -1
         self._score = 0.0
         self._broken = False  # a step was begun and is not in the rows as a whole
-        self._history = History(runner.history_len, runner.state_shape, runner.dtype)
+        # Taken apart from act(), which costs views of a state that a random action needs not.
+        self._own_act = _is_overridden(runner, "act") or _is_overridden(runner, "q_values")
+        seen = self._own_act or runner.predictor is not None or ask is not None
+        self._history = History(runner.history_len, runner.state_shape, runner.dtype, seen)
         self.writer = writer
         self.activity = activity
         activity.begin()
@@ -281,11 +284,11 @@ class Loop:
         if self._broken:
             self._restart(None)
         activity, history = self.activity, self._history
-        action = self._checked(self._runner.act(history.state(), exploration))
+        action = self._choose(exploration)
         self._broken = True
-        activity.enter(Doing.STEP)
+        activity.enter(_STEP)
         observation, reward, terminated, truncated, game_over = self.player.step(action)
-        activity.enter(Doing.RUNNING)
+        activity.enter(_RUNNING)
         self._score += reward
         flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         writer = self.writer
@@ -345,14 +348,15 @@ class Loop:
         # computes with it does the same on every backend.
         return np.asarray(self._ask(states), np.float64)
 
-    def draw(self) -> float:
-        """Uniform in [0, 1); drawn in blocks, since single draws cost ten times as much."""
+    def draw_action(self, exploration: float) -> int | None:
+        """A random action with probability `exploration`, else None.
+
+        Drawn in blocks, since single draws cost ten times as much.
+        """
         if not self._draws:
             self._draws = self.rng.random(_DRAWS).tolist()
-        return self._draws.pop()
-
-    def draw_action(self) -> int:
-        """Uniform over the actions."""
+        if self._draws.pop() >= exploration:
+            return None
         if not self._action_draws:
             self._action_draws = self.rng.integers(
                 self.player.num_actions, size=_DRAWS
@@ -363,6 +367,15 @@ class Loop:
         """Close the player, once."""
         self.activity.enter(Doing.CLOSING)
         self.player.close()
+
+    def _choose(self, exploration: float) -> int:
+        """As `EnvRunner.act` says, or as who has overridden it says."""
+        if self._own_act:
+            return self._checked(self._runner.act(self._history.state(), exploration))
+        action = self.draw_action(exploration)
+        if action is None:
+            action = int(self.q_values(self._history.state()[None])[0].argmax())
+        return action
 
     def _checked(self, action: Any) -> int:
         try:
@@ -383,6 +396,11 @@ class Loop:
         self._history.restart(observation)
         self.writer.observe(observation, 0)
         self._broken = False
+
+
+def _is_overridden(runner: EnvRunner, name: str) -> bool:
+    """By a subclass, or in this one runner."""
+    return getattr(getattr(runner, name), "__func__", None) is not getattr(EnvRunner, name)
 
 
 def _seeds(
