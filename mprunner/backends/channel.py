@@ -207,8 +207,10 @@ class Channel:
 
     def answer(self, data: bytes) -> None:
         """Parent: Q values as float64, or nothing, just to wake the worker."""
-        with contextlib.suppress(OSError):  # it is gone; its sentinel tells
+        try:
             self._answer_writer.send_bytes(data)
+        except OSError:
+            pass  # it is gone; its sentinel tells
 
     def wait_for_job(self) -> Any:
         """Worker: the next job; None if there will be no more.

@@ -198,7 +198,7 @@ class Drain:
             return  # its sentinel was in the same round, before this
         for kind, *rest in channel.results.get_all():
             if kind == "block":
-                self._take_block(member, channel, *rest)
+                self._take_block(member, channel, rest[0], BlockInfo(*rest[1:]))
             elif kind == "ask":
                 self._asking[member.index] = member.num_actions
             elif kind == "ready":

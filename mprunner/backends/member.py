@@ -278,8 +278,10 @@ class Member:
 
     def _send(self, channel: Channel, exploration: float, num_steps: int) -> None:
         channel.pace.send(num_steps)
-        with suppress(OSError):  # it is gone; its sentinel tells, and the job is in the log
+        try:
             channel.jobs.put_over((exploration, num_steps))
+        except OSError:
+            pass  # it is gone; its sentinel tells, and the job is in the log
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._next = (time.monotonic() + seconds, action)

@@ -6,7 +6,6 @@ killed can hold nothing that others need, and nothing is left behind.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
@@ -77,8 +76,7 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
                     raise queue.Full
                 # Nobody wakes us: the reader only counts, so that it can hold nothing of ours.
                 time.sleep(0.001)
-            self._put_count += 1
-            self._writer.send_bytes(data)
+            self._send(data)
 
     def put_over(self, obj: Any) -> None:
         """Send `obj` even if the queue is full.
@@ -88,8 +86,11 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
         """
         data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
         with self._put_lock:
-            self._put_count += 1
-            self._writer.send_bytes(data)
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._put_count += 1
+        self._writer.send_bytes(data)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next object; see `queue.Queue.get`.
@@ -166,13 +167,14 @@ class ResultQueue:
 
     def get_all(self) -> list[tuple[Any, ...]]:
         """Parent: all messages that are complete."""
-        chunks = [self._half]
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.reader.fileno(), 65536):
-                chunks.append(chunk)
+        data, fd = self._half, self.reader.fileno()
+        try:
+            while chunk := os.read(fd, 65536):
+                data += chunk
                 if len(chunk) < 65536:
                     break
-        data = b"".join(chunks)
+        except BlockingIOError:
+            pass
         messages, at = [], 0
         while len(data) - at >= 4:
             end = at + 4 + _FRAME.unpack_from(data, at)[0]
