@@ -1,5 +1,7 @@
 """The contract, in processes, by each way to start them."""
 
+import pytest
+
 from tests.backends.contract import AsynchronousContract, StartContract
 
 
@@ -8,6 +10,7 @@ class TestForkserver(AsynchronousContract):
     remote = True
 
 
+@pytest.mark.slow  # half a second of imports per worker; the fork server has the same contract
 class TestSpawn(StartContract):
     options = {"backend": "process", "start_method": "spawn"}
     remote = True
