@@ -101,6 +101,14 @@ def _our_threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("mprunner")}
 
 
+def _ended_threads(before: set[threading.Thread]) -> bool:
+    """New threads of ours end within the grace time; one that has done its work may still run."""
+    deadline = time.monotonic() + _GRACE_S
+    for thread in _our_threads() - before:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return _our_threads() <= before
+
+
 def _settled(before: set[int]) -> set[int]:
     """New children that are still there after the grace time."""
     deadline = time.monotonic() + _GRACE_S
@@ -119,7 +127,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
     assert not _settled(children), "a child process is left"
-    assert _our_threads() <= threads, "a thread of ours is left"
+    assert _ended_threads(threads), f"a thread of ours is left: {_our_threads() - threads}"
     assert not _left_names(shared), "a name in /dev/shm is left"
     after = _descriptors()
     more = {k: (fds.get(k, 0), n) for k, n in after.items() if n > fds.get(k, 0)}
