@@ -25,7 +25,7 @@ from dqn_evaluate import Score
 from dqn_plots import plot_run
 from dqn_report import Display, Scalars, write_json
 from dqn_train import Trainer
-from measure import environment
+from measure import command, environment
 
 _BUDGET = ("max_steps", "target_score", "final_episodes")
 
@@ -73,7 +73,7 @@ def record(trainer: Trainer, score: Score) -> dict[str, Any]:
         "training_s": trainer.training_s,
         "evaluations": trainer.evaluations,
         "curve": trainer.curve,
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         **environment(),
     }
 

@@ -151,6 +151,16 @@ def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     }
 
 
+def command() -> str:
+    """What runs this again, from the project's root; where the record goes is left out."""
+    root = Path(__file__).resolve().parent.parent
+    words = [os.path.relpath(sys.argv[0], root), *sys.argv[1:]]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at:at + 2]
+    return " ".join(["python", *words])
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -201,7 +211,7 @@ def write(
     record = {
         "benchmark": benchmark,
         **environment(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "settings": dict(settings),
         "series": [asdict(item) for item in series],
         "checks": [{**asdict(c), "median": c.median, "holds": c.holds} for c in checks],

@@ -39,3 +39,22 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ConfigurationError(f"{name} is {value!r:.80}; expected one of {', '.join(choices)}")
     return str(value)
+
+
+def check_exploration(exploration: float, has_predictor: bool) -> float:
+    """`exploration` as a float in [0, 1].
+
+    Raises:
+        ConfigurationError: it is not; or it is below 1 and no predictor could be asked.
+    """
+    try:
+        value = float(exploration)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"exploration is {exploration!r:.80}; expected a number in [0, 1]")
+    if value < 1.0 and not has_predictor:
+        raise ConfigurationError(
+            f"exploration is {value}, but the predictor is None; without one it must be 1"
+        )
+    return value

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mprunner.checks import at_least
+from mprunner.checks import at_least, check_exploration
 from mprunner.errors import ClosedError, ConfigurationError
 from mprunner.experience import Array
 from mprunner.manager import EnvRunnerManager
 from mprunner.predictors import LocalPredictor, PredictorFn, Weights
 from mprunner.replay.memory import ReplayMemory
-from mprunner.runner import EnvRunner, check_exploration
+from mprunner.runner import EnvRunner
 from mprunner.stats import ManagerStats
 
 _log = logging.getLogger("mprunner")

@@ -21,11 +21,11 @@ from mprunner.assembly import (
     local_predictors,
 )
 from mprunner.backends.base import Backend
-from mprunner.checks import at_least
+from mprunner.checks import at_least, check_exploration
 from mprunner.errors import ClosedError, ConfigurationError, MprunnerError, WorkerError
 from mprunner.predictors import Weights
 from mprunner.replay.memory import ReplayMemory
-from mprunner.runner import EnvRunner, check_exploration
+from mprunner.runner import EnvRunner
 from mprunner.stats import ManagerStats, Recorder
 from mprunner.sticky import StickyFailure
 
@@ -125,17 +125,20 @@ class EnvRunnerManager:
         self._asked = [0] * len(runners)
         self._next = 0
         self._step_lock = threading.RLock()
+        self._backend = self._started(kind, runners)
+        self._at_exit, self._finalizer = _close_at_exit(self)
+        _managers.add(self)
+
+    def _started(self, kind: Callable[..., Backend], runners: Sequence[EnvRunner]) -> Backend:
+        memory = self._memory
         memory.open_streams(len(runners))
         try:
-            self._backend: Backend = kind(
-                runners, memory, self._recorder, self._settings, self._sticky.fail
-            )
-            self._backend.start()
+            backend = kind(runners, memory, self._recorder, self._settings, self._sticky.fail)
+            backend.start()
         except BaseException:
             memory.close_streams()
             raise
-        self._at_exit, self._finalizer = _close_at_exit(self)
-        _managers.add(self)
+        return backend
 
     def step(self, exploration: float, num_steps: int = 1) -> None:
         """Have runners do steps; returns when they are on their way.

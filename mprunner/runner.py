@@ -6,7 +6,6 @@ gives it a `BlockWriter` for its rows and, for a served predictor, a way to ask.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from mprunner.activity import Activity, Doing
 from mprunner.blocks import BlockInfo, BlockWriter, LocalEmitter, block_rows
+from mprunner.checks import check_exploration
 from mprunner.errors import (
     ClosedError,
     ConfigurationError,
@@ -215,25 +215,6 @@ class EnvRunner:
         if self._loop is None:
             raise MprunnerError("the runner has not begun to play; step() begins it")
         return self._loop
-
-
-def check_exploration(exploration: float, has_predictor: bool) -> float:
-    """`exploration` as a float in [0, 1].
-
-    Raises:
-        ConfigurationError: it is not; or it is below 1 and no predictor could be asked.
-    """
-    try:
-        value = float(exploration)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0.0 <= value <= 1.0:
-        raise ConfigurationError(f"exploration is {exploration!r:.80}; expected a number in [0, 1]")
-    if value < 1.0 and not has_predictor:
-        raise ConfigurationError(
-            f"exploration is {value}, but the predictor is None; without one it must be 1"
-        )
-    return value
 
 
 class Loop:

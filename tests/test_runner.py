@@ -19,8 +19,8 @@ from mprunner import (
     PredictorError,
     ReplayMemory,
 )
+from mprunner.checks import check_exploration
 from mprunner.blocks import BlockWriter, LocalEmitter, block_rows
-from mprunner.runner import check_exploration
 from tests.streams import RecordingMemory, check_joints, check_samples, check_streams
 from tests.tagged import TAG_SHAPE, Discrete, Tag, TagPlayer
 from tests.toys import (
