@@ -55,15 +55,17 @@ def local_ray(num_cpus: int = 8) -> Iterator[Any]:
 
 def actors(pid: int | None = None) -> list[int]:
     """Processes below `pid` (or this one) that host a runner."""
-    found = []
-    for process in psutil.Process(pid).children(recursive=True):
-        try:
-            title = process.cmdline()[:1]
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-        if title and title[0].startswith("ray::Actor"):
-            found.append(process.pid)
-    return found
+    below = psutil.Process(pid).children(recursive=True)
+    return [process.pid for process in below if is_actor(process.pid)]
+
+
+def is_actor(pid: int) -> bool:
+    """It lives and hosts a runner."""
+    try:
+        title = psutil.Process(pid).cmdline()[:1]
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+    return bool(title) and title[0].startswith("ray::Actor")
 
 
 def check_nothing_left() -> None:
