@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 from mprunner.assembly import (
@@ -125,20 +126,35 @@ class EnvRunnerManager:
         self._asked = [0] * len(runners)
         self._next = 0
         self._step_lock = threading.RLock()
-        self._backend = self._started(kind, runners)
-        self._at_exit, self._finalizer = _close_at_exit(self)
-        _managers.add(self)
-
-    def _started(self, kind: Callable[..., Backend], runners: Sequence[EnvRunner]) -> Backend:
-        memory = self._memory
+        self._at_exit = partial(_close_referent, weakref.ref(self))
+        self._finalizer: weakref.finalize[..., EnvRunnerManager] | None = None
+        made: Backend | None = None
         memory.open_streams(len(runners))
         try:
-            backend = kind(runners, memory, self._recorder, self._settings, self._sticky.fail)
-            backend.start()
-        except BaseException:
-            memory.close_streams()
+            made = kind(runners, memory, self._recorder, self._settings, self._sticky.fail)
+            self._start(made)
+        except BaseException:  # Ctrl-C at any moment too
+            self._abort(made)
             raise
-        return backend
+
+    def _start(self, backend: Backend) -> None:
+        """First what will end the workers, then the workers."""
+        self._backend = backend
+        atexit.register(self._at_exit)
+        self._finalizer = weakref.finalize(self, _abandon, backend, self._memory, self._at_exit)
+        self._finalizer.atexit = False
+        _managers.add(self)
+        backend.start()
+
+    def _abort(self, backend: Backend | None) -> None:
+        """The start has failed: what there is of the pool ends, the memory is free again."""
+        self._closed = self._stopped = True
+        atexit.unregister(self._at_exit)
+        try:
+            if backend is not None:
+                backend.close(False)
+        finally:
+            self._give_up_memory()
 
     def step(self, exploration: float, num_steps: int = 1) -> None:
         """Have runners do steps; returns when they are on their way.
@@ -293,9 +309,13 @@ class EnvRunnerManager:
         try:
             self._backend.close(finish)
         finally:
-            self._memory.close_streams()
-            # It keeps the backend, which keeps the error, whose traceback keeps this manager;
-            # and by then another manager may have claimed the streams that it gives up.
+            self._give_up_memory()
+
+    def _give_up_memory(self) -> None:
+        self._memory.close_streams()
+        # It keeps the backend, which keeps the error, whose traceback keeps this manager;
+        # and by then another manager may have claimed the streams that it gives up.
+        if self._finalizer is not None:
             self._finalizer.detach()
 
     def _check_usable(self) -> None:
@@ -351,21 +371,10 @@ class EnvRunnerManager:
         return worker if self._backend.can_submit(worker) else None
 
 
-def _close_at_exit(
-    manager: EnvRunnerManager,
-) -> tuple[Callable[[], None], weakref.finalize[..., EnvRunnerManager]]:
-    """Ends the pool at interpreter exit, or when its manager is no longer referenced."""
-    reference = weakref.ref(manager)
-
-    def close() -> None:
-        alive = reference()
-        if alive is not None:
-            alive._close(finish=False)
-
-    atexit.register(close)
-    finalizer = weakref.finalize(manager, _abandon, manager._backend, manager._memory, close)
-    finalizer.atexit = False
-    return close, finalizer
+def _close_referent(reference: weakref.ref[EnvRunnerManager]) -> None:
+    manager = reference()
+    if manager is not None:
+        manager._close(finish=False)
 
 
 def _abandon(backend: Backend, memory: ReplayMemory, at_exit: Callable[[], None]) -> None:
@@ -381,7 +390,8 @@ def _disown() -> None:
     """In a forked child: the pools are its parent's. Takes no lock: one may have been held."""
     for manager in list(_managers):
         manager._closed = manager._stopped = True
-        manager._finalizer.detach()
+        if manager._finalizer is not None:
+            manager._finalizer.detach()
     _managers.clear()
 
 
