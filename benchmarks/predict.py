@@ -2,7 +2,7 @@
 
 2, 4 and 8 runners, in processes and in threads, against gymnasium's AsyncVectorEnv in lock-step
 with the same predictor, on Breakout. mprunner batches whatever waits; AsyncVectorEnv's batch is
-all simulators.
+all simulators. It plays twice: with the same player, and with gymnasium's own wrapper.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from session import Remote
 SIZES = (2, 4, 8)
 TARGET = 1.5
 OURS, THREADS, THEIRS = "mprunner, processes", "mprunner, threads", "AsyncVectorEnv"
+STOCK = f"{THEIRS}, stock wrapper"
+KINDS = (OURS, THREADS, THEIRS, STOCK)
 Rates = dict[str, list[float]]
 
 
 def settings(kind: str, size: int) -> tuple[str, dict[str, Any]]:
     """The contender behind a name, and how it is set up."""
-    if kind == THEIRS:
+    if kind in (THEIRS, STOCK):
         return "gymnasium AsyncVectorEnv", {"num_envs": size, "copy": False, "overlap": False}
     if kind == THREADS:
         return "mprunner, threads", {"backend": "thread", "workers": size, "steps": 16}
@@ -37,10 +39,13 @@ def measure_all(predictor: str, sizes: list[int], repeats: int, seconds: float) 
     remotes: dict[str, Remote] = {}
     try:
         for size in sizes:
-            for kind in (OURS, THREADS, THEIRS):
+            for kind in KINDS:
                 contender, how = settings(kind, size)
                 remotes[f"{kind}, {size}"] = Remote(
-                    contender=contender, workload="breakout", settings=how, predictor=predictor
+                    contender=contender,
+                    workload="breakout_stock" if kind == STOCK else "breakout",
+                    settings=how,
+                    predictor=predictor,
                 )
         tasks = {
             name: (lambda remote=remote: _rate(remote.play(seconds)))
@@ -66,12 +71,18 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
     """Best against best, and at each size."""
     target = TARGET if predictor == "trivial" else None
     ours, theirs = _best(rates, OURS, sizes), _best(rates, THEIRS, sizes)
-    threads = _best(rates, THREADS, sizes)
+    threads, stock = _best(rates, THREADS, sizes), _best(rates, STOCK, sizes)
     found = [
         Check(
             f"predict.{predictor}",
             f"{predictor}: best / best of AsyncVectorEnv",
             measure.ratios(ours, theirs),
+            target,
+        ),
+        Check(
+            f"predict.{predictor}.stock",
+            f"{predictor}: best / best of AsyncVectorEnv with its stock wrapper",
+            measure.ratios(ours, stock),
             target,
         ),
         Check(
@@ -99,16 +110,16 @@ def plot(path: Path, all_rates: Mapping[str, Rates], sizes: list[int]) -> None:
     figure, panels = pyplot.subplots(
         1, len(all_rates), figsize=(5 * len(all_rates), 4), layout="constrained", squeeze=False
     )
-    colors = {OURS: "#c44e52", THREADS: "#dd9a6f", THEIRS: "#8c9bb0"}
+    colors = dict(zip(KINDS, ("#c44e52", "#dd9a6f", "#8c9bb0", "#5f6f86")))
     for axes, (predictor, rates) in zip(panels[0], all_rates.items()):
         for i, (kind, color) in enumerate(colors.items()):
             values = [rates[f"{kind}, {size}"] for size in sizes]
             medians = [statistics.median(v) for v in values]
             below = [m - min(v) for m, v in zip(medians, values)]
             above = [max(v) - m for m, v in zip(medians, values)]
-            places = [place + (i - 1) * 0.27 for place in range(len(sizes))]
+            places = [place + (i - 1.5) * 0.21 for place in range(len(sizes))]
             axes.bar(
-                places, medians, 0.25, yerr=[below, above], capsize=2, color=color, label=kind
+                places, medians, 0.19, yerr=[below, above], capsize=2, color=color, label=kind
             )
         reference = statistics.median(_best(rates, THEIRS, sizes))
         if predictor == "trivial":

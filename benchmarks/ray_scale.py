@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,21 +123,17 @@ POOLS: dict[str, tuple[Any, ...]] = {
 
 
 def readings(seconds: float, repeats: int) -> dict[str, list[Reading]]:
-    """Of all contenders, in turn; those on Ray one at a time, as each actor reserves a core."""
-    tasks: dict[str, Callable[[], Reading]] = {
-        name: (lambda arguments=arguments: once(arguments, seconds))  # type: ignore[misc]
-        for name, arguments in POOLS.items()
-    }
-    return measure.interleaved(tasks, repeats)
-
-
-def once(arguments: Sequence[Any], seconds: float) -> Reading:
-    """One measurement with a pool of its own."""
-    pool = Pool(*arguments)
+    """Of all contenders, in turn; all stay up, and those whose turn it is not do nothing."""
+    pools: dict[str, Pool] = {}
     try:
-        return pool.measure(seconds)
+        for name, arguments in POOLS.items():
+            pools[name] = Pool(*arguments)
+        return measure.interleaved(
+            {name: partial(pool.measure, seconds) for name, pool in pools.items()}, repeats
+        )
     finally:
-        pool.close()
+        for pool in pools.values():
+            pool.close()
 
 
 @dataclass(frozen=True)
@@ -226,13 +223,13 @@ def picture(path: Path, model: Model) -> None:
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    options = measure.arguments(__doc__, "ray_scale", repeats=5).parse_args()
+    options = measure.arguments(__doc__, "ray_scale", repeats=15, seconds=1.5).parse_args()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
     ray.init(
         address="local",
-        num_cpus=ACTORS,
+        num_cpus=sum(actors for backend, _, actors, *_ in POOLS.values() if backend == "ray"),
         object_store_memory=STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,

@@ -6,17 +6,19 @@ landing of a block. Knows no process, thread or cluster.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import cloudpickle
 import numpy as np
 
 from mprunner.activity import Activity, Cells, Doing
 from mprunner.blocks import BlockInfo
-from mprunner.errors import WorkerError
+from mprunner.errors import ConfigurationError, WorkerError
 from mprunner.experience import Rows
 from mprunner.predictors import LocalPredictor, Weights
 from mprunner.replay.memory import ReplayMemory
@@ -117,6 +119,25 @@ def run_job(loop: Loop, pace: Pace, exploration: float, num_steps: int) -> None:
         loop.step(exploration)
         if pace.done():
             loop.writer.flush()
+
+
+def pickled(index: int, runner: EnvRunner) -> bytes:
+    """A runner on its way to another process.
+
+    Raises:
+        ConfigurationError: some part of it cannot travel.
+    """
+    try:
+        return cloudpickle.dumps(runner)  # type: ignore[no-any-return]
+    except Exception as error:
+        culprit = "player"
+        with contextlib.suppress(Exception):
+            cloudpickle.dumps(runner.player)
+            culprit = "predictor" if runner.predictor is not None else "EnvRunner"
+        raise ConfigurationError(
+            f"the {culprit} of env_runners[{index}] cannot be sent to a worker "
+            f"({type(error).__name__}: {error}); pass a factory, which makes it there"
+        ) from error
 
 
 class JobLog:

@@ -24,8 +24,10 @@ from mprunner.blocks import block_rows
 from mprunner.experience import ROW, Array
 
 NUM_BLOCKS = 4
-#: A reply with Q values must fit in a pipe that nobody reads, so that sending never waits.
+#: There is room for so many Q values of an answer.
 MAX_SERVED_ACTIONS = 4096
+#: What the parent's wake-ups are for.
+_LOOK, _ANSWERED = b"l", b"a"
 _ALIGN = 64
 
 
@@ -142,6 +144,7 @@ class Channel:
         self.pace = Pace(self._cells[:Pace.NUM_CELLS])
         self.activity = Activity(self._cells[4:5], self._times)  # the worker's; we only read it
         self.question = layout.array(memory, layout.question, (self.spec.history_len,))
+        self._answer = np.frombuffer(memory[layout.answer:], np.float64, MAX_SERVED_ACTIONS)
         self.states = [
             layout.array(memory, start, (layout.num_rows,)) for start in layout.state_starts
         ]
@@ -189,11 +192,11 @@ class Channel:
         self._cells[5] = 0
         return block
 
-    def _clear_wake_up(self) -> None:
-        try:
-            self._answer_reader.recv_bytes()
-        except (EOFError, ConnectionError):
-            raise ParentGone from None
+    def _clear_wake_up(self) -> bytes:
+        woken = os.read(self._answer_reader.fileno(), 64)
+        if not woken:
+            raise ParentGone
+        return woken
 
     def take_block(self, block: int) -> None:
         """Worker: it is the parent's from now on."""
@@ -203,12 +206,18 @@ class Channel:
         """Parent: it has been copied."""
         self._busy[block] = 0
         if self._cells[5]:
-            self.answer(b"")
+            self.wake()
 
-    def answer(self, data: bytes) -> None:
-        """Parent: Q values as float64, or nothing, just to wake the worker."""
+    def answer(self, q: Array) -> None:
+        """Parent: the Q values, ``(num_actions,)``, that the worker waits for."""
+        self._answer[:len(q)] = q
+        self._cells[7] = len(q)
+        self.wake(_ANSWERED)
+
+    def wake(self, why: bytes = _LOOK) -> None:
+        """Parent: have the worker look at once at what it waits for."""
         try:
-            self._answer_writer.send_bytes(data)
+            os.write(self._answer_writer.fileno(), why)
         except OSError:
             pass  # it is gone; its sentinel tells
 
@@ -229,13 +238,10 @@ class Channel:
         Raises:
             ParentGone: nobody can give them any more.
         """
-        try:
-            # First a look: the message that tells of the stop may have ended a wait for a block.
-            while not self.pace.stopping:
-                if data := self._answer_reader.recv_bytes():
-                    return np.frombuffer(data, np.float64)
-        except (EOFError, ConnectionError):
-            raise ParentGone from None
+        # First a look: the message that tells of the stop may have ended a wait for a block.
+        while not self.pace.stopping:
+            if _ANSWERED in self._clear_wake_up():
+                return self._answer[:self._cells[7]].copy()
         return None
 
     def read_stack(self) -> str:
@@ -263,7 +269,7 @@ class Channel:
 
 
 class _Layout:
-    """Where things lie in the shared block: cells, clock, flags, question, blocks."""
+    """Where things lie in the shared block: cells, clock, flags, question, answer, blocks."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         self._spec = spec
@@ -271,6 +277,7 @@ class _Layout:
         self.num_rows = block_rows(spec.state_shape, spec.dtype)
         at = 256 + _ALIGN
         self.question, at = at, _aligned(at + spec.history_len * self._frame_bytes)
+        self.answer, at = at, at + MAX_SERVED_ACTIONS * 8
         self.state_starts, self.meta_starts = [], []
         for _ in range(NUM_BLOCKS):
             self.state_starts.append(at)

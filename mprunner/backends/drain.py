@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import connection
 
-import numpy as np
-
 from mprunner.backends.base import Settings
 from mprunner.backends.channel import MAX_SERVED_ACTIONS, Channel
 from mprunner.backends.failure import tell_restart
@@ -246,7 +244,7 @@ class Drain:
             member = self._members[worker]
             assert member.channel is not None
             member.touch()
-            member.channel.answer(np.asarray(q, np.float64).tobytes())
+            member.channel.answer(q)
 
         try:
             self._server.answer(asking.items(), fetch, reply)

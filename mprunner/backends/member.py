@@ -158,7 +158,7 @@ class Member:
             return
         if not finish:
             channel.pace.stop()
-            channel.answer(b"")
+            channel.wake()
         with suppress(OSError):
             channel.jobs.put_over(None)
 

@@ -12,10 +12,12 @@ import queue
 import struct
 import threading
 import time
+from collections import deque
 from multiprocessing import connection, context, queues
 from typing import Any
 
 _FRAME = struct.Struct("<I")
+_READ_BYTES = 65536
 
 
 class ParentGone(BaseException):
@@ -24,6 +26,29 @@ class ParentGone(BaseException):
     Not an OSError or EOFError, which a simulator may raise for pipes of its own; and not an
     Exception, which a user's `act` may catch.
     """
+
+
+def encoded(obj: Any) -> bytes:
+    """An object as it goes through a pipe."""
+    data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+    return _FRAME.pack(len(data)) + data
+
+
+def _decoded(data: bytes) -> tuple[list[Any], bytes]:
+    """The objects that are there as a whole, and the bytes of one that is not yet."""
+    objects, at = [], 0
+    while len(data) - at >= 4:
+        end = at + 4 + _FRAME.unpack_from(data, at)[0]
+        if end > len(data):
+            break
+        objects.append(pickle.loads(data[at + 4:end]))
+        at = end
+    return objects, data[at:]
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data):]
 
 
 class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
@@ -47,7 +72,12 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
         self._taken = taken
         self._put_count = 0
         self._put_lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
         self._closed = False
+        self._here: deque[Any] = deque()  # read from the pipe, not taken yet
+        self._half = b""
 
     def __getstate__(self) -> Any:
         context.assert_spawning(self)
@@ -57,7 +87,7 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
         self._maxsize, self._reader = state
         self._writer = None
         self._taken = None  # set by the channel, which maps the cell
-        self._closed = False
+        self._begin()
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Send `obj`; see `queue.Queue.put`.
@@ -66,7 +96,7 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
             queue.Full: there was no room in time.
             OSError: the reading process is gone.
         """
-        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        data = encoded(obj)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._put_lock:
             if self._closed:
@@ -84,13 +114,13 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
         For the job that ends the worker; and since a worker may be replaced between the look
         whether there is room and the put, when its successor has been sent all jobs again.
         """
-        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        data = encoded(obj)
         with self._put_lock:
             self._send(data)
 
     def _send(self, data: bytes) -> None:
         self._put_count += 1
-        self._writer.send_bytes(data)
+        _write(self._writer.fileno(), data)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next object; see `queue.Queue.get`.
@@ -99,11 +129,19 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
             queue.Empty: there was none in time.
             EOFError: the writing process is gone.
         """
-        if not (block and timeout is None) and not self._reader.poll(timeout if block else 0):
-            raise queue.Empty
-        data = self._reader.recv_bytes()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._here:
+            if not block or deadline is not None:
+                left = max(0.0, deadline - time.monotonic()) if block and deadline else 0.0
+                if not self._reader.poll(left):
+                    raise queue.Empty
+            data = os.read(self._reader.fileno(), _READ_BYTES)
+            if not data:
+                raise EOFError
+            objects, self._half = _decoded(self._half + data)
+            self._here.extend(objects)
         self._taken[0] += 1
-        return pickle.loads(data)
+        return self._here.popleft()
 
     def qsize(self) -> int:
         """Items sent and not yet taken; for the writing side."""
@@ -115,7 +153,7 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
 
     def empty(self) -> bool:
         """True if a `get` would wait; for the reading side."""
-        return not self._reader.poll()
+        return not self._here and not self._reader.poll()
 
     def close(self) -> None:
         """Close this process's ends."""
@@ -157,11 +195,16 @@ class ResultQueue:
         Raises:
             ParentGone: nobody can read it any more.
         """
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        view = memoryview(_FRAME.pack(len(data)) + data)
+        self.send(encoded(message))
+
+    def send(self, data: bytes) -> None:
+        """Worker: send what `encoded` has made of a message now.
+
+        Raises:
+            ParentGone: nobody can read it any more.
+        """
         try:
-            while view:
-                view = view[os.write(self._writer.fileno(), view):]
+            _write(self._writer.fileno(), data)
         except BrokenPipeError:
             raise ParentGone from None
 
@@ -169,20 +212,13 @@ class ResultQueue:
         """Parent: all messages that are complete."""
         data, fd = self._half, self.reader.fileno()
         try:
-            while chunk := os.read(fd, 65536):
+            while chunk := os.read(fd, _READ_BYTES):
                 data += chunk
-                if len(chunk) < 65536:
+                if len(chunk) < _READ_BYTES:
                     break
         except BlockingIOError:
             pass
-        messages, at = [], 0
-        while len(data) - at >= 4:
-            end = at + 4 + _FRAME.unpack_from(data, at)[0]
-            if end > len(data):
-                break
-            messages.append(pickle.loads(data[at + 4:end]))
-            at = end
-        self._half = data[at:]
+        messages, self._half = _decoded(data)
         return messages
 
     def close_writer(self) -> None:

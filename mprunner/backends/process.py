@@ -9,7 +9,6 @@ them. No wait depends on what a worker does::
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -18,10 +17,8 @@ import time
 import weakref
 from typing import Any
 
-import cloudpickle
-
 from mprunner.backends import launch, worker
-from mprunner.backends.base import Backend
+from mprunner.backends.base import Backend, pickled
 from mprunner.backends.channel import ChannelSpec, SharedMemory
 from mprunner.backends.drain import Drain
 from mprunner.backends.member import TERMINATE_S, Member
@@ -58,7 +55,7 @@ class ProcessBackend(Backend):
         self._server = PredictionServer(
             self.runners, self.recorder, settings.max_batch_size, settings.deterministic
         )
-        self._pickles = [_pickled(i, runner) for i, runner in enumerate(self.runners)]
+        self._pickles = [pickled(i, runner) for i, runner in enumerate(self.runners)]
         self._boards: dict[int, tuple[SharedMemory, WeightsBoard]] = {}
         self._environment = launch.worker_environment()
         self._members = [
@@ -237,20 +234,6 @@ os.register_at_fork(after_in_child=_forget_all)
 def _channel_spec(runner: EnvRunner, maximum_staleness: int) -> ChannelSpec:
     max_jobs = min(maximum_staleness, _MAX_JOBS)
     return ChannelSpec(runner.state_shape, runner.dtype, runner.history_len, max_jobs)
-
-
-def _pickled(index: int, runner: EnvRunner) -> bytes:
-    try:
-        return cloudpickle.dumps(runner)  # type: ignore[no-any-return]
-    except Exception as error:
-        culprit = "player"
-        with contextlib.suppress(Exception):
-            cloudpickle.dumps(runner.player)
-            culprit = "predictor" if runner.predictor is not None else "EnvRunner"
-        raise ConfigurationError(
-            f"the {culprit} of env_runners[{index}] cannot be sent to a worker "
-            f"({type(error).__name__}: {error}); pass a factory, which makes it there"
-        ) from error
 
 
 def _check_descriptors(num_workers: int) -> None:

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from mprunner.backends.base import Backend
+from mprunner.backends.base import Backend, pickled
 from mprunner.backends.failure import tell_restart
 from mprunner.backends.policy import RestartBudget
 from mprunner.backends.ray_actor import Result
@@ -62,7 +61,7 @@ class RayBackend(Backend):
         self._server = PredictionServer(
             self.runners, self.recorder, settings.max_batch_size, settings.deterministic
         )
-        self._pickles = [self._pickled(i) for i in range(len(self.runners))]
+        self._pickles = [pickled(i, runner) for i, runner in enumerate(self.runners)]
         self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._handles = [
             Handle(
@@ -122,7 +121,7 @@ class RayBackend(Backend):
 
     def outstanding(self, worker: int) -> int:
         """See `Backend.outstanding`; a job counts until its result is here."""
-        return self._asked[worker] - self.recorder.landed[worker]
+        return self._asked[worker] - self._handles[worker].executed
 
     def want_progress(self) -> None:
         """See `Backend.want_progress`; a job's result comes when it is done, and not before."""
@@ -214,15 +213,6 @@ class RayBackend(Backend):
 
     # ---- what an actor is sent
 
-    def _pickled(self, index: int) -> bytes:
-        try:
-            return cloudpickle.dumps(self.runners[index])  # type: ignore[no-any-return]
-        except Exception as error:
-            raise ConfigurationError(
-                f"env_runners[{index}] cannot be sent to an actor "
-                f"({type(error).__name__}: {error}); pass a factory as its player"
-            ) from error
-
     def _launch(self, handle: Handle) -> None:
         index = handle.index
         with self._lock:
@@ -237,7 +227,8 @@ class RayBackend(Backend):
                 self._send(handle, exploration, num_steps)
 
     def _send(self, handle: Handle, exploration: float, num_steps: int) -> None:
-        handle.run(exploration, num_steps, self._new_weights(handle))
+        may_keep = not self.settings.deterministic
+        handle.run(exploration, num_steps, self._new_weights(handle), may_keep)
 
     def _put_weights(self, predictor: LocalPredictor, weights: Weights, version: int) -> None:
         packed = np.frombuffer(predictor.layout.pack(weights), np.uint8)
@@ -300,6 +291,8 @@ class RayBackend(Backend):
         result: Result = future.result()
         handle.times[:] = result.times
         handle.pid, handle.num_actions = result.pid, result.num_actions
+        with self._lock:
+            handle.told(result.executed, result.kept)
         for state, rows, info in result.blocks:
             self.land(handle.index, Rows(state, rows.view(ROW), info.provisional), info)
         with self._lock:
@@ -308,7 +301,7 @@ class RayBackend(Backend):
             return self._lost(handle, WorkerRaised(handle.index, *result.error))
         if call.last:
             self._end(handle, "closed")
-        elif handle.state != "running":
+        elif handle.state != "running" or not result.blocks:
             self._end(handle, "running")
 
     def _end(self, handle: Handle, state: str) -> None:
@@ -374,18 +367,21 @@ class RayBackend(Backend):
         """An actor is of no use any more: replace it or give up."""
         may = self.settings.on_failure == "restart" and self._started and not self._closing
         with self._lock:
+            lost = handle.kept
+            self.jobs[handle.index].land(lost)
             handle.drop()
         self.memory.seal(handle.index)
         wait = handle.budget.spend(time.monotonic()) if may else None
         if wait is not None:
             handle.restart_at = time.monotonic() + wait
             handle.state = "restarting"
-            # No step is lost: what had not landed is done again.
-            self.recorder.add_restart(handle.index, 0)
+            # What had not been told as done is done again.
+            self.recorder.add_restart(handle.index, lost)
             tell_restart(self.settings, error, wait)
             return
         if not (self._hasty and isinstance(error, WorkerDied)):
             self._report(error)
+        self.recorder.add_lost(handle.index, lost)
         self._end(handle, "closed" if self._closing else "failed")
 
     def _report(self, error: BaseException) -> None:

@@ -25,12 +25,20 @@ from mprunner.predictors import LocalPredictor, Weights, WeightsLayout
 from mprunner.runner import EnvRunner, Loop
 
 
+#: Bytes of rows that go with the reply itself, and that an object in the store had better have:
+#: each object is some messages between Ray's processes, however small it is.
+_SMALL_BYTES = 96 * 1024
+_LARGE_BYTES = 1024 * 1024
+
+
 @dataclass
 class Result:
     """What a call brings back.
 
     Attributes:
         blocks: (states, rows as bytes, info) of each, in order.
+        executed: steps of the actor so far.
+        kept: of these, those whose rows it still has.
         error: (activity, type, message, traceback) of an exception, as text.
         times: of the actor's `Activity`.
         num_actions: of the player.
@@ -38,6 +46,8 @@ class Result:
     """
 
     blocks: list[tuple[Array, Array, BlockInfo]] = field(default_factory=list)
+    executed: int = 0
+    kept: int = 0
     error: tuple[str, str, str, str] | None = None
     times: list[float] = field(default_factory=list)
     num_actions: int = 0
@@ -55,6 +65,14 @@ class _Collector:
         self._num_rows = block_rows(runner.state_shape, runner.dtype)
         self._runner = runner
         self.blocks: list[tuple[Array, Array, BlockInfo]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(state.nbytes + rows.nbytes for state, rows, _ in self.blocks)
+
+    @property
+    def num_steps(self) -> int:
+        return sum(info.num_steps for _, _, info in self.blocks)
 
     def acquire(self) -> tuple[Array, Any]:
         self._state = np.empty((self._num_rows, *self._runner.state_shape), self._runner.dtype)
@@ -134,17 +152,18 @@ class RunnerActor:
         return self._result()
 
     def run(
-        self, exploration: float, num_steps: int, weights: tuple[int, Any] | None
+        self, job: tuple[float, int, bool], weights: tuple[int, Any] | None = None
     ) -> Result:
         """Do one job.
 
         Args:
-            exploration: of its steps.
-            num_steps: of the job.
+            job: the exploration of its steps, their number, and whether another call is likely
+                to follow: then the rows may be kept for its result.
             weights: (version, packed), if they are newer than those of the job before.
         """
         loop = self._loop
         assert loop is not None
+        exploration, num_steps, more = job
         if weights is not None and self._board is not None:
             self._board.push(*weights)
         self._pace.send(num_steps)  # so that the last step of the job flushes
@@ -160,6 +179,10 @@ class RunnerActor:
                 self._close_player()
             return failed
         loop.writer.flush()
+        return self._result(more and _SMALL_BYTES < self._collector.num_bytes < _LARGE_BYTES)
+
+    def bring(self) -> Result:
+        """The rows that were kept."""
         return self._result()
 
     def exchange(self, answer: Array | None) -> Array | None:
@@ -203,10 +226,13 @@ class RunnerActor:
         self._activity.enter(Doing.RUNNING)
         return np.expand_dims(answer, 0)
 
-    def _result(self) -> Result:
+    def _result(self, keep: bool = False) -> Result:
         self._activity.enter(Doing.JOB_WAIT)
+        played = self._loop is not None
         return Result(
-            blocks=[] if self._loop is None else self._collector.take(),
+            blocks=self._collector.take() if played and not keep else [],
+            executed=self._pace.executed,
+            kept=self._collector.num_steps if played else 0,
             times=list(self._times),
             num_actions=0 if self._loop is None else self._loop.player.num_actions,
             pid=os.getpid(),

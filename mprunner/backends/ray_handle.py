@@ -57,6 +57,8 @@ class Handle:
         question: that has no answer yet.
         head_since: when the oldest call became the oldest.
         weights_sent: the version that the newest job has brought.
+        executed: steps of the runner, as far as results have told.
+        kept: of these, those whose rows the actor still has.
     """
 
     def __init__(self, index: int, budget: RestartBudget, news: Callable[[int], None]) -> None:
@@ -71,6 +73,8 @@ class Handle:
         self.restart_at = 0.0
         self.began = self.head_since = time.monotonic()
         self.weights_sent = -1
+        self.executed = self.kept = 0
+        self._executed_before = 0  # by the actors before this one
         self.pid: int | None = None
         self.num_actions = 0
         self.times = [0.0] * (1 + len(Doing))
@@ -90,9 +94,27 @@ class Handle:
         self._call(self.remote.open.remote(weights))
         self.talk(None)
 
-    def run(self, exploration: float, num_steps: int, weights: Any) -> None:
-        """Send a job."""
-        self._call(self.remote.run.remote(exploration, num_steps, weights), num_steps)
+    def run(self, exploration: float, num_steps: int, weights: Any, may_keep: bool) -> None:
+        """Send a job.
+
+        Args:
+            exploration: of its steps.
+            num_steps: of the job.
+            weights: a reference to (version, packed), or None.
+            may_keep: its rows may come with a later result, if one is to be expected: that of a
+                job that follows closely, as this one does.
+        """
+        # As few arguments as can be: Ray makes an object of each.
+        job = exploration, num_steps, may_keep and bool(self.calls)
+        arguments = (job,) if weights is None else (job, weights)
+        self._call(self.remote.run.remote(*arguments), num_steps)
+
+    def told(self, executed: int, kept: int) -> None:
+        """A result says how far the actor is; if none is to follow, it has to bring the rest."""
+        self.executed = self._executed_before + executed
+        self.kept = kept
+        if kept and len(self.calls) == 1:
+            self._call(self.remote.bring.remote())
 
     def talk(self, answer: Array | None) -> None:
         """Answer the question, if there was one, and wait for the next."""
@@ -116,6 +138,7 @@ class Handle:
         self.calls.clear()
         self.exchange = self.question = self._probe = None
         self.weights_sent = -1
+        self._executed_before, self.kept = self.executed, 0
         # A call without a connection would start a new Ray.
         if remote is not None and ray.is_initialized():
             with contextlib.suppress(Exception):

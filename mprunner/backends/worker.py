@@ -23,7 +23,7 @@ from mprunner.backends import launch
 from mprunner.backends.base import run_job
 from mprunner.backends.channel import Channel, SharedMemory
 from mprunner.backends.failure import in_words
-from mprunner.backends.pipes import ParentGone
+from mprunner.backends.pipes import ParentGone, encoded
 from mprunner.blocks import BlockInfo, BlockWriter
 from mprunner.experience import Array
 from mprunner.predictors import LocalPredictor, WeightsBoard
@@ -31,6 +31,7 @@ from mprunner.runner import EnvRunner, Loop
 
 #: Asks a worker for its stack; any signal that simulators leave alone.
 STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
+_ASK = encoded(("ask",))
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,8 @@ class _Worker:
         self._channel = channel
         self._runner: EnvRunner | None = None
         self._loop: Loop | None = None
+        shape = channel.spec.state_shape
+        self._history_first = (len(shape), *range(len(shape)))
 
     def begin(self, spec: WorkerSpec) -> None:
         """Make the player and stand at its first observation."""
@@ -215,10 +218,10 @@ class _Worker:
         """Q ``(1, num_actions)`` from the parent."""
         channel = self._channel
         channel.activity.enter(Doing.PREDICTION_WAIT)
-        channel.question[...] = np.moveaxis(states[0], -1, 0)
-        channel.results.put("ask")
+        channel.question[...] = states[0].transpose(self._history_first)
+        channel.results.send(_ASK)
         answer = channel.wait_for_answer()
         if answer is None:
             raise _Stop
         channel.activity.enter(Doing.RUNNING)
-        return np.expand_dims(answer, 0)
+        return answer[None]

@@ -138,8 +138,8 @@ def test_a_wake_up_that_is_missed_costs_little(channel):
 
 
 def test_a_late_wake_up_is_no_answer(channel):
-    channel.answer(b"")  # meant for a wait for a block that is over
-    channel.answer(np.array([1.5, -2.0]).tobytes())
+    channel.wake()  # meant for a wait for a block that is over
+    channel.answer(np.array([1.5, -2.0]))
     assert channel.wait_for_answer().tolist() == [1.5, -2.0]
 
 
@@ -149,7 +149,7 @@ def test_a_late_wake_up_is_no_answer(channel):
 def test_an_answer(channel):
     asking = Background(channel.wait_for_answer)
     assert asking.running
-    channel.answer(np.array([0.25, 4.0, -1e300]).tobytes())
+    channel.answer(np.array([0.25, 4.0, -1e300]))
     assert asking.result().tolist() == [0.25, 4.0, -1e300]
 
 
@@ -157,7 +157,7 @@ def test_a_stop_ends_the_wait_for_an_answer(channel):
     asking = Background(channel.wait_for_answer)
     assert asking.running
     channel.pace.stop()
-    channel.answer(b"")
+    channel.wake()
     assert asking.result() is None
 
 
@@ -180,7 +180,7 @@ def test_the_parent_is_gone(channel):
 
 def test_an_answer_to_a_worker_that_is_gone(channel):
     channel._answer_reader.close()
-    channel.answer(b"nobody hears")
+    channel.answer(np.zeros(3))
     channel.give_block(0)
 
 

@@ -23,9 +23,10 @@ from tests.backends.contract_streams import Streams
 from tests.backends.pool import PoolCase
 from tests.backends.ray_local import REASON, actors, check_nothing_left, local_ray
 from tests.commands import run_here
-from tests.streams import RecordingMemory
+from tests.streams import RecordingMemory, check_record
 from tests.tagged import TAG_SHAPE, Tag
 from tests.toys import GreedyModel, greedy, probe_q
+from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 on_ray = [
     pytest.mark.slow,
@@ -58,6 +59,21 @@ class TestRay(AsynchronousContract):
     @pytest.mark.parametrize("num_runners, history_len", [(1, 1), (2, 3), (3, 2), (4, 4)])
     def test_streams(self, num_runners, history_len):
         Streams.test_streams(self, num_runners, history_len)
+
+    def test_large_jobs(self):
+        """Their rows come when there are enough for an object, and all of them in the end."""
+        memory = WideMemory(200, WIDE_SHAPE, 3, "int32")
+        tags = [Tag(0, 7), Tag(1, 30)]
+        players = [tag.factory(WidePlayer) for tag in tags]
+        with self.pool(memory, players, staleness=32) as manager:
+            for round_ in range(1, 4):
+                for _ in range(20):
+                    manager.step(1.0, num_steps=4)
+                assert manager.join(60)
+                assert memory.num_steps == round_ * 80
+            assert manager.stats().outstanding_peak <= 32
+        for record, tag in zip(memory.records, tags):
+            check_record(record, tag, 3)
 
     def test_deterministic_as_in_processes(self):
         """Rows, bit by bit; local weights and a served predictor, with the newest weights."""

@@ -27,8 +27,9 @@ from tests.faults.players import FaultyPlayer, Fuse
 from tests.faults.pools import is_gone, pid_of, pool
 from tests.faults.script import Script
 from tests.faults.whole import SealedMemory, check_survivors
-from tests.tagged import TAG_SHAPE, Tag, TagPlayer
+from tests.tagged import TAG_SHAPE, Gate, Tag, TagPlayer
 from tests.waiting import eventually
+from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 pytestmark = [
     pytest.mark.slow,
@@ -203,6 +204,28 @@ class TestActor:
         assert stats.restarts == 1
         assert [r.message for r in caplog.records if "restarting it in 0.05 s" in r.message]
         check_survivors(memory, TAGS, {0})
+
+    def test_killed_with_rows_that_it_kept(self, nodes, tmp_path):
+        """Of a job that was told as done, when the next one was to bring its rows."""
+        gate = Gate(tmp_path / "gate")
+        memory = WideMemory(100, WIDE_SHAPE, 3, "int32")
+        player = partial(WidePlayer, gate=gate)
+        with ray_pool(
+            [player], memory=memory, staleness=16, on_failure="restart"
+        ) as manager:
+            for _ in range(3):
+                manager.step(1.0, num_steps=4)
+            gate.open(8)
+            eventually(lambda: manager.stats().outstanding == 4, 30)
+            assert manager.stats().steps_landed == 4
+            kill_process(manager, 0)
+            gate.open(4)
+            assert manager.join(60)
+            stats = manager.stats()
+            assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (12, 8, 4)
+            assert (stats.restarts, stats.outstanding) == (1, 0)
+            assert memory.num_steps == 8
+        gate.close()
 
     def test_raises_and_is_replaced(self, nodes, tmp_path):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
