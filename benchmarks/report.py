@@ -23,7 +23,7 @@ TEXTS = {README: "benchmarks/results", README.parent / "benchmarks" / "README.md
 
 Record = dict[str, Any]
 
-#: DESIGN.md, section 7: key of the check -> the benchmark that measures it.
+#: What has a target: key of the check -> the benchmark that measures it.
 EXPECTED = {
     "throughput.jobs_16": "throughput",
     "throughput.jobs_1": "throughput",
@@ -44,6 +44,9 @@ EXPECTED = {
     "scale.startup_64": "scale",
     "scale.pss": "scale",
     "predict.trivial": "predict",
+    "predict.trivial.stock": "predict",
+    "stats.random": "stats_cost",
+    "stats.greedy": "stats_cost",
     "sample.warm": "sample",
     "sample.bytes": "sample",
     "ray.throughput": "ray_scale",
