@@ -123,11 +123,12 @@ class TestTold:
                 return sorted(held[-1], key=lambda item: item[0].fd not in sentinels)
 
             selector.select = sentinel_first
-            for _ in range(3):
+            for deaths in (1, 2, 3):
                 manager.step(1.0, num_steps=8)
                 os.kill(pid_of(manager, 0), signal.SIGKILL)
                 manager.step(1.0, num_steps=8)
                 assert manager.join(10)
+                eventually(lambda: manager.stats().restarts == deaths)
                 eventually(lambda: manager.stats().workers[0].state == "running")
                 sentinels.update(member.sentinel for member in manager._backend._members)
             assert manager.stats().restarts == 3
