@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+
+#: Batches that are noted before they are counted.
+_MOST_BATCHES = 256
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,7 @@ class Recorder:
         self.age_s = Histogram()
         self.batch_size = Histogram()
         self.batch_latency_s = Histogram()
+        self._batches: deque[tuple[int, float]] = deque()  # noted and not counted yet
         self.version = 0
         self._version_lag: dict[int, int] = {}
         self._scores: list[float] = []
@@ -232,9 +238,18 @@ class Recorder:
 
     def add_batch(self, size: int, latency_s: float) -> None:
         """The served predictor was called with `size` states."""
+        # For each greedy step, so it is only noted here, and without the lock.
+        self._batches.append((size, latency_s))
+        if len(self._batches) >= _MOST_BATCHES:
+            self._count_batches()
+
+    def _count_batches(self) -> None:
         with self.changed:
-            self.batch_size.add(size)
-            self.batch_latency_s.add(latency_s)
+            batches = self._batches
+            while batches:
+                size, latency_s = batches.popleft()
+                self.batch_size.add(size)
+                self.batch_latency_s.add(latency_s)
 
     def take_scores(self) -> list[float]:
         """The scores of the games that ended since the last call."""
@@ -259,6 +274,7 @@ class Recorder:
         """All counters at one moment, with those that the manager and the workers keep."""
         with self.changed:
             score_mean, score_max = self.score_summary()
+            self._count_batches()
             return ManagerStats(
                 steps_asked=asked,
                 steps_landed=sum(self.landed),
