@@ -188,7 +188,7 @@ def compare(workload: str, options: argparse.Namespace) -> None:
     measure.write(path, name, run, series, results, contenders=setups, sweep=tried)
     measure.bars(
         path.with_suffix(".png"),
-        f"{WORKLOADS[workload]}: transitions landed in a replay memory, 2 cores",
+        f"{WORKLOADS[workload]}:\ntransitions landed in a replay memory, 2 cores",
         series,
         label="steps/s (median; lines: lowest and highest)",
         lines={"mprunner": statistics.median(rates[OURS])},
