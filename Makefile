@@ -25,7 +25,7 @@ check: $(VENV)/.dev
 	$(BIN)/python -m flake8
 	$(BIN)/python -m mypy
 
-# Under ten minutes, on a machine that does nothing else; then README.md's tables and pictures.
+# About ten minutes, on a machine that does nothing else; then README.md's tables and pictures.
 bench: $(VENV)/.bench $(VENV)/.slow
 	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 2
 	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 3 --peers
@@ -38,7 +38,7 @@ bench: $(VENV)/.bench $(VENV)/.slow
 bench-quick: $(VENV)/.dev
 	$(BIN)/python benchmarks/quick.py
 
-# About three quarters of an hour; the peers have an environment of their own.
+# More than an hour; the peers have an environment of their own.
 bench-peers: $(VENV)/peers/.done
 	$(VENV)/peers/bin/python benchmarks/peers.py
 	$(VENV)/peers/bin/python benchmarks/learner_side.py

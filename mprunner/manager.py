@@ -128,23 +128,24 @@ class EnvRunnerManager:
         self._step_lock = threading.RLock()
         self._at_exit = partial(_close_referent, weakref.ref(self))
         self._finalizer: weakref.finalize[..., EnvRunnerManager] | None = None
+        self._start(kind, runners)
+
+    def _start(self, kind: Callable[..., Backend], runners: Sequence[EnvRunner]) -> None:
+        """First what will end the workers, then the workers; Ctrl-C may come at any moment."""
+        memory = self._memory
         made: Backend | None = None
         memory.open_streams(len(runners))
         try:
             made = kind(runners, memory, self._recorder, self._settings, self._sticky.fail)
-            self._start(made)
-        except BaseException:  # Ctrl-C at any moment too
+            self._backend = made
+            atexit.register(self._at_exit)
+            self._finalizer = weakref.finalize(self, _abandon, made, memory, self._at_exit)
+            self._finalizer.atexit = False
+            _managers.add(self)
+            made.start()
+        except BaseException:
             self._abort(made)
             raise
-
-    def _start(self, backend: Backend) -> None:
-        """First what will end the workers, then the workers."""
-        self._backend = backend
-        atexit.register(self._at_exit)
-        self._finalizer = weakref.finalize(self, _abandon, backend, self._memory, self._at_exit)
-        self._finalizer.atexit = False
-        _managers.add(self)
-        backend.start()
 
     def _abort(self, backend: Backend | None) -> None:
         """The start has failed: what there is of the pool ends, the memory is free again."""

@@ -129,12 +129,11 @@ class OneWayQueue(queues.Queue):  # type: ignore[type-arg]
             queue.Empty: there was none in time.
             EOFError: the writing process is gone.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout if block and timeout is not None else None
         while not self._here:
-            if not block or deadline is not None:
-                left = max(0.0, deadline - time.monotonic()) if block and deadline else 0.0
-                if not self._reader.poll(left):
-                    raise queue.Empty
+            left = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            if (deadline is not None or not block) and not self._reader.poll(left):
+                raise queue.Empty
             data = os.read(self._reader.fileno(), _READ_BYTES)
             if not data:
                 raise EOFError
