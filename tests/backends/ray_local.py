@@ -37,8 +37,8 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def local_ray(num_cpus: int = 8) -> Iterator[Any]:
-    """A Ray of this process's own."""
+def local_ray(num_cpus: int = 8, **options: Any) -> Iterator[Any]:
+    """A Ray of this process's own; `options` are those of ``ray.init``."""
     ray = import_ray()
     ray.init(
         address="local",
@@ -46,6 +46,7 @@ def local_ray(num_cpus: int = 8) -> Iterator[Any]:
         object_store_memory=STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
+        **options,
     )
     try:
         yield ray
