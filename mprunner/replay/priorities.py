@@ -14,7 +14,7 @@ import numpy as np
 from mprunner.errors import ConfigurationError
 from mprunner.experience import CLOSING, Array
 from mprunner.replay.index import TransitionIndex
-from mprunner.replay.sampling import Picked, check_enough
+from mprunner.replay.sampling import Picked, check_enough, located
 from mprunner.replay.streams import Streams
 
 _FAN_OUT = 16
@@ -144,7 +144,7 @@ class PriorityPicker:
         history_len: int,
     ) -> None:
         self._config = config
-        self._flags = meta["flags"]
+        self._meta, self._flags = meta, meta["flags"]
         self._window = np.arange(history_len - 1)
         self._tree = SumTree(streams.max_size)
         self._top = 1.0
@@ -193,7 +193,8 @@ class PriorityPicker:
         slots = self._tree.find((np.arange(num) + rng.random(num)) / num)
         weights = self._tree.get(slots)
         weights = (weights / weights.min()) ** -(self._config.beta if beta is None else beta)
-        return Picked(*self._streams.rows_of_slots(slots), weights)
+        stream, row = self._streams.rows_of_slots(slots)
+        return located(self._streams, self._meta, stream, row, weights)
 
     def update(self, names: Array, priorities: Array) -> None:
         """Gives transitions new priorities; see `ReplayMemory.update_priorities`."""

@@ -20,11 +20,29 @@ _ROUNDS = 3
 
 
 class Picked(NamedTuple):
-    """Transitions that were drawn: ``(B,)`` stream and row number; ``weights`` None if all 1."""
+    """Transitions that were drawn.
+
+    Attributes:
+        stream, row: ``(B,)``, where they are.
+        cap, offset: ``(B,)``, of their rings.
+        meta: ``(B,)`` of dtype `ROW`.
+        weights: ``(B,)``; None if all are 1.
+    """
 
     stream: Array
     row: Array
+    cap: Array
+    offset: Array
+    meta: Array
     weights: Array | None = None
+
+
+def located(
+    streams: Streams, meta: Array, stream: Array, row: Array, weights: Array | None = None
+) -> Picked:
+    """Transitions of which the stream and the row are known."""
+    cap, offset = streams.caps.take(stream), streams.offsets.take(stream)
+    return Picked(stream, row, cap, offset, meta.take(row % cap + offset), weights)
 
 
 class UniformPicker:
@@ -44,8 +62,14 @@ class UniformPicker:
         self._meta = meta
         self._index = index
         self._counted = 0
-        self._counted_ends = 0
+        self._counted_at = 0
         self._blocked = len(streams) * (history_len - 1)
+        # Of all retained rows, stream by stream, oldest first: where each stream's end. And by
+        # stream what a draw needs to find its row: see `_look`.
+        self._bounds = np.zeros(len(streams), np.int64)
+        self._table = np.zeros((4, len(streams)), np.int64)
+        self._retained = 0.0
+        self._seen = -1
 
     def pick(self, num: int, rng: np.random.Generator) -> Picked:
         """Draws ``num`` transitions.
@@ -57,49 +81,57 @@ class UniformPicker:
             NotEnoughRows: fewer than ``num`` transitions can be sampled.
         """
         self._check_enough(num)
-        streams = self._streams
-        oldest = np.maximum(streams.ends - streams.caps, 0)
-        bounds = np.cumsum(streams.ends - oldest)
+        if self._seen != self._streams.total:
+            self._look()
         parts, missing = [], num
         for _ in range(_ROUNDS):
             # 53 random bits a draw: the chances of two of 2 ** 20 rows differ by 1 in 2 ** 33.
-            draw = (rng.random(missing + missing // 8 + 1) * bounds[-1]).astype(np.int64)
-            parts.append(self._accepted(draw, oldest, bounds, missing))
+            draw = rng.random(missing + missing // 8 + 1)
+            draw *= self._retained
+            parts.append(self._accepted(draw.astype(np.int64), missing))
             missing -= len(parts[-1].row)
             if not missing:
                 break
         else:
             order = rng.integers(0, self._index.count(), size=missing)
-            parts.append(Picked(*self._index.find_many(order)))
+            parts.append(located(self._streams, self._meta, *self._index.find_many(order)))
         if len(parts) == 1:
             return parts[0]
-        return Picked(
-            np.concatenate([part.stream for part in parts]),
-            np.concatenate([part.row for part in parts]),
-        )
+        return Picked(*(np.concatenate(part) for part in zip(*(part[:-1] for part in parts))))
 
-    def _accepted(self, draw: Array, oldest: Array, bounds: Array, most: int) -> Picked:
+    def _look(self) -> None:
         streams = self._streams
-        stream = bounds.searchsorted(draw, side="right")
-        # Counted from the oldest row of the stream, so also how much history there is.
-        distance = draw - (bounds - streams.ends + oldest).take(stream)
-        row = distance + oldest.take(stream)
-        slot = row % streams.caps.take(stream)
-        slot += streams.offsets.take(stream)
-        meta = self._meta.take(slot)
-        fits = meta["age"] <= distance
+        first, oldest, cap, offset = self._table
+        np.maximum(streams.ends - streams.caps, 0, out=oldest)
+        np.cumsum(streams.ends - oldest, out=self._bounds)
+        self._retained = float(self._bounds[-1])
+        # The row of a draw is as far from its stream's end as the draw from the stream's bound.
+        np.subtract(streams.ends, self._bounds, out=first)
+        cap[...] = streams.caps
+        offset[...] = streams.offsets
+        self._seen = streams.total
+
+    def _accepted(self, draw: Array, most: int) -> Picked:
+        stream = self._bounds.searchsorted(draw, side="right")
+        found = self._table.take(stream, axis=1)
+        row, oldest, cap, offset = found
+        row += draw
+        meta = self._meta.take(row % cap + offset)
+        fits = meta["age"] <= row - oldest
         fits &= meta["flags"] < CLOSING
         good = fits.nonzero()[0][:most]
-        return Picked(stream.take(good), row.take(good))
+        oldest[...] = stream
+        row, stream, cap, offset = found.take(good, axis=1)
+        return Picked(stream, row, cap, offset, meta.take(good))
 
     def _check_enough(self, num: int) -> None:
         # A row that lands can take one transition away, and the write head of a ring a few
         # more; so the index need not be asked each time.
-        ends = int(self._streams.ends.sum())
-        if self._counted - (ends - self._counted_ends) - self._blocked >= num:
+        total = self._streams.total
+        if self._counted - (total - self._counted_at) - self._blocked >= num:
             return
         self._counted = self._index.count()
-        self._counted_ends = ends
+        self._counted_at = total
         check_enough(num, self._counted)
 
 
@@ -133,21 +165,19 @@ class Gatherer:
     def batch(self, picked: Picked, n_step: int, discount: float, out: Batch | None) -> Batch:
         """Gathers a batch; see `ReplayMemory.sample_batch`."""
         batch = self._room_for(len(picked.row), n_step, out)
-        cap = self._streams.caps.take(picked.stream)
-        offset = self._streams.offsets.take(picked.stream)
-        meta = self._meta.take(picked.row % cap + offset)
+        stream, row, cap, offset, meta, weights = picked
         age = meta["age"]
         batch.action[...] = meta["action"]
         batch.version[...] = meta["version"]
         if n_step == 1:
             batch.reward[...] = meta["reward"]
             np.multiply(_ends(batch, meta["flags"]), discount, out=batch.discount)
-            self._gather(batch.frames, self._slots(picked.row, self._one_step, cap, offset))
+            self._gather(batch.frames, self._slots(row, self._one_step, cap, offset))
             self._blank(batch.frames, age)
         else:
-            self._many_steps(batch, picked.row, cap, offset, age, n_step, discount)
-        batch.indices[...] = self._streams.names(picked.stream, picked.row)
-        batch.weights[...] = 1 if picked.weights is None else picked.weights
+            self._many_steps(batch, row, cap, offset, age, n_step, discount)
+        self._streams.names(stream, row, batch.indices)
+        batch.weights[...] = 1 if weights is None else weights
         return batch
 
     def _many_steps(
@@ -190,7 +220,8 @@ class Gatherer:
 
     def _blank(self, frames: Array, age: Array) -> None:
         history_len = self._history_len
-        if int(age.min()) < history_len - 1:
+        # The smallest of a few numbers is found faster without numpy.
+        if min(age.tolist()) < history_len - 1:
             before = self._positions < history_len - 1 - age.astype(np.int64)[:, None]
             frames[:, :history_len][before] = 0
 

@@ -61,6 +61,7 @@ class Streams:
     Attributes:
         rings: one `Ring` per stream.
         offsets, caps, ends: ``(num_streams,)`` int64, the rings' fields.
+        total: rows written so far, over all rings.
         first_name: the names of rows start here, so that none is used twice in a memory's life.
     """
 
@@ -71,6 +72,9 @@ class Streams:
         self.caps[:longer] += 1
         self.offsets = np.cumsum(self.caps) - self.caps
         self.ends = np.zeros(num_streams, np.int64)
+        # The same bytes again: single items of these are read faster than those of an array.
+        self._end_items = self.ends.data
+        self.total = 0
         self.first_name = first_name
         self.rings = [
             Ring(index, int(offset), int(cap))
@@ -83,14 +87,14 @@ class Streams:
     def set_end(self, ring: Ring, end: int) -> None:
         """Moves a ring's write head."""
         ring.end = end
-        self.ends[ring.index] = end
+        self.total += end - self._end_items[ring.index]
+        self._end_items[ring.index] = end
 
-    def names(self, stream: Array, row: Array) -> Array:
-        """Lasting names of rows."""
-        names = row * len(self.rings)
-        names += stream
-        names += self.first_name
-        return names
+    def names(self, stream: Array, row: Array, out: Array) -> None:
+        """Writes lasting names of rows to `out`."""
+        np.multiply(row, len(self.rings), out=out)
+        out += stream
+        out += self.first_name
 
     def next_name(self) -> int:
         """A name behind those of all rows that were ever written."""
