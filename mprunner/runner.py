@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _DRAWS = 256
 # As plain numbers: looking up a member of an enumeration costs more than using it.
 _STEP, _RUNNING = int(Doing.STEP), int(Doing.RUNNING)
+_PREDICTING, _PREDICTION_WAIT = int(Doing.PREDICTING), int(Doing.PREDICTION_WAIT)
 
 
 class EnvRunner:
@@ -304,27 +305,32 @@ class Loop:
         board = self._board
         if board is None or board.version == self._version:
             return
-        self.activity.enter(Doing.PREDICTING)
+        self.activity.enter(_PREDICTING)
         if self._model is None:
             assert isinstance(self._runner.predictor, LocalPredictor)
             self._model = self._runner.predictor.factory()
         version, weights = board.read()
         self._model.set_weights(weights)
         self._version = version
-        self.activity.enter(Doing.RUNNING)
+        self.activity.enter(_RUNNING)
 
     def q_values(self, states: Array) -> Array:
         """Checked Q ``(1, num_actions)`` for ``(1, *state_shape, history_len)``."""
+        q = self._predicted(states)
+        self.activity.enter(_RUNNING)
+        return q
+
+    def _predicted(self, states: Array) -> Array:
+        """The same; what is done next is for the caller to say."""
         if self._model is not None:
-            self.activity.enter(Doing.PREDICTING)
+            self.activity.enter(_PREDICTING)
             # A copy, in the order of its frames in memory: a model that writes in its input
             # must not change what the next action is chosen on.
             own = states.copy(order="K")
-            q = read_q(self._model(own), len(states), self.player.num_actions)
-            self.activity.enter(Doing.RUNNING)
-            return q
+            return read_q(self._model(own), len(states), self.player.num_actions)
         if self._ask is None:
             raise PredictorError("there is no predictor to ask for Q values")
+        self.activity.enter(_PREDICTION_WAIT)
         # In the precision in which an answer reaches another process, so that an act() which
         # computes with it does the same on every backend.
         return np.asarray(self._ask(states), np.float64)
@@ -355,7 +361,8 @@ class Loop:
             return self._checked(self._runner.act(self._history.state(), exploration))
         action = self.draw_action(exploration)
         if action is None:
-            action = int(self.q_values(self._history.state()[None])[0].argmax())
+            # The step follows at once.
+            action = int(self._predicted(self._history.state()[None])[0].argmax())
         return action
 
     def _checked(self, action: Any) -> int:
@@ -373,7 +380,7 @@ class Loop:
     def _restart(self, seed: int | None) -> None:
         self.activity.enter(Doing.RESET)
         observation = self.player.reset(seed)
-        self.activity.enter(Doing.RUNNING)
+        self.activity.enter(_RUNNING)
         self._history.restart(observation)
         self.writer.observe(observation, 0)
         self._broken = False

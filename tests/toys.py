@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,14 @@ class GreedyModel:
         q = np.zeros((len(states), NUM_ACTIONS), np.float32)
         q[:, self._best] = 1
         return q
+
+
+class SlowModel(ProbeModel):
+    """Takes longer than any player here."""
+
+    def __call__(self, states: np.ndarray) -> np.ndarray:
+        time.sleep(0.03)
+        return super().__call__(states)
 
 
 class RaisingModel:

@@ -234,24 +234,23 @@ class Drain:
 
     def _serve(self) -> None:
         asking, self._asking = self._asking, {}
-
-        def fetch(worker: int, out: Array) -> None:
-            channel = self._members[worker].channel
-            assert channel is not None
-            out[...] = channel.question
-
-        def reply(worker: int, q: Array) -> None:
-            member = self._members[worker]
-            assert member.channel is not None
-            member.touch()
-            member.channel.answer(q)
-
         try:
-            self._server.answer(asking.items(), fetch, reply)
+            self._server.answer(asking, self._fetch, self._reply)
         except Exception as error:
             self._serving = False
             if not self._quit:
                 self._report(error)
+
+    def _fetch(self, worker: int, out: Array) -> None:
+        channel = self._members[worker].channel
+        assert channel is not None
+        out[...] = channel.question
+
+    def _reply(self, worker: int, q: Array) -> None:
+        member = self._members[worker]
+        assert member.channel is not None
+        member.touch()
+        member.channel.answer(q)
 
     # ---- failure, death and replacement
 

@@ -75,5 +75,5 @@ class InlineBackend(LocalBackend):
         def reply(_: int, q: Array) -> None:
             answer.append(q)
 
-        self._server.answer([(worker, self.num_actions(worker))], fetch, reply)
+        self._server.answer({worker: self.num_actions(worker)}, fetch, reply)
         return np.expand_dims(answer[0], 0)

@@ -321,7 +321,7 @@ class RayBackend(Backend):
                     handle.talk(q.copy())
 
         try:
-            asking = [(handle.index, handle.num_actions) for handle in waiting]
+            asking = {handle.index: handle.num_actions for handle in waiting}
             self._server.answer(asking, fetch, reply)
         except Exception as error:
             self._report(error)

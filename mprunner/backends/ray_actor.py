@@ -217,13 +217,11 @@ class RunnerActor:
             self._runner.close()
 
     def _ask(self, states: Array) -> Array:
-        self._activity.enter(Doing.PREDICTION_WAIT)
         if not self._pace.stopping:
             self._questions.put(np.moveaxis(states[0], -1, 0).copy())
             answer = self._answers.get()
         if self._pace.stopping or answer is None:
             raise _Stop
-        self._activity.enter(Doing.RUNNING)
         return np.expand_dims(answer, 0)
 
     def _result(self, keep: bool = False) -> Result:

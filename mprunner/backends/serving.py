@@ -7,7 +7,7 @@ state comes here or how an answer goes back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,14 +73,14 @@ class PredictionServer:
 
     def answer(
         self,
-        waiting: Iterable[tuple[int, int]],
+        waiting: Mapping[int, int],
         fetch: Callable[[int, Array], None],
         reply: Callable[[int, Array], None],
     ) -> None:
         """Serve all requests that wait.
 
         Args:
-            waiting: (worker, its number of actions) of each request.
+            waiting: the workers that do, and the number of actions of each.
             fetch: copies a worker's ``(history_len, *state_shape)`` into an array.
             reply: takes a worker's Q, ``(num_actions,)``.
 
@@ -88,7 +88,7 @@ class PredictionServer:
             PredictorError: the predictor raised, or its answer is not Q values.
         """
         batches: dict[tuple[int, int], tuple[_Group, list[int]]] = {}
-        for worker, num_actions in waiting:
+        for worker, num_actions in waiting.items():
             group = self._groups[worker]
             assert group is not None
             batches.setdefault((id(group), num_actions), (group, []))[1].append(worker)

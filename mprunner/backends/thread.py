@@ -141,7 +141,7 @@ class ThreadBackend(LocalBackend):
             out[...] = history_first(requests[worker])
 
         self._server.answer(
-            [(worker, self.num_actions(worker)) for worker in requests],
+            {worker: self.num_actions(worker) for worker in requests},
             fetch,
             lambda worker, q: self._answers[worker].put(q.copy()),
         )

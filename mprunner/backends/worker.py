@@ -217,11 +217,9 @@ class _Worker:
     def _ask(self, states: Array) -> Array:
         """Q ``(1, num_actions)`` from the parent."""
         channel = self._channel
-        channel.activity.enter(Doing.PREDICTION_WAIT)
         channel.question[...] = states[0].transpose(self._history_first)
         channel.results.send(_ASK)
         answer = channel.wait_for_answer()
         if answer is None:
             raise _Stop
-        channel.activity.enter(Doing.RUNNING)
         return answer[None]

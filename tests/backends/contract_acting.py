@@ -19,6 +19,7 @@ from tests.toys import (
     ProbeModel,
     ScribblingModel,
     SeededPlayer,
+    SlowModel,
     greedy,
     probe,
     probe_q,
@@ -73,6 +74,17 @@ class Acting(PoolCase):
             assert manager.join(30)
             check_streams(memory, tags)
             assert [set(record.actions) for record in memory.records] == [{3}, {2}, {1}]
+
+    @pytest.mark.parametrize("where", ["served", "local"])
+    def test_where_the_time_goes(self, where):
+        """A slow predictor is told from a slow simulator."""
+        memory = RecordingMemory(100, TAG_SHAPE, 1, "int32")
+        predictor = SlowModel() if where == "served" else LocalPredictor(SlowModel, {})
+        with self.pool(memory, [Tag().factory()], predictor) as manager:
+            manager.step(0.0, num_steps=10)
+            assert manager.join(30)
+            (worker,) = manager.stats().workers
+        assert worker.share_prediction > worker.share_player > 0
 
     def test_exactly_the_exploration_of_each_call_is_used(self):
         tags = [Tag(i, 9, options={"num_actions": 1001}) for i in range(3)]
