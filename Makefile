@@ -27,11 +27,11 @@ check: $(VENV)/.dev
 
 # About ten minutes, on a machine that does nothing else; then README.md's tables and pictures.
 bench: $(VENV)/.bench $(VENV)/.slow
-	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 2
-	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 3 --peers
-	$(BIN)/python benchmarks/predict.py --seconds 1
+	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 1.5
+	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 2 --peers
+	$(BIN)/python benchmarks/predict.py --seconds 0.6
 	$(BIN)/python benchmarks/sample.py --repeats 5
-	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 2 --update-readme
+	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 1.5 --update-readme
 	$(BIN)/python benchmarks/report.py
 
 # Under two minutes; fails only below generous floors.
