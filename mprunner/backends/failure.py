@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Sized
 
 from mprunner.backends.base import Settings
 from mprunner.errors import WorkerError
@@ -32,3 +33,14 @@ def tell_restart(settings: Settings, error: WorkerError, wait_s: float) -> None:
         settings.on_restart(error)
     except Exception:
         _log.exception("on_restart raised")
+
+
+def not_missed(settings: Settings, error: WorkerError, jobs: Sized) -> bool:
+    """A worker has died while its pool is closed: is that no failure?
+
+    It is none if it would have been replaced but had nothing left to do, which is told.
+    """
+    if settings.on_failure != "restart" or len(jobs):
+        return False
+    _log.warning("%s; nothing was left for it to do", str(error).splitlines()[0])
+    return True

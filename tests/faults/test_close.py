@@ -86,6 +86,32 @@ class TestCalls:
             stats = manager.stats()
             assert stats.steps_landed + stats.steps_lost == stats.steps_asked == 400
 
+    @pytest.mark.parametrize("on_failure", ["restart", "raise"])
+    def test_a_worker_that_dies_idle_at_close(self, on_failure, monkeypatch, caplog):
+        """Where it would be replaced, but has nothing left to do, it is not missed."""
+        manager = pool([TagPlayer, TagPlayer], on_failure=on_failure)
+        manager.step(1.0, num_steps=8)
+        assert manager.join(10)
+        pid = pid_of(manager, 0)
+        eventually(lambda: doing(manager, 0) is Doing.JOB_WAIT)
+        backend = manager._backend
+        forbid = backend._forbid_starts
+
+        def forbid_and_kill(finish: bool) -> None:
+            forbid(finish)
+            os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(backend, "_forbid_starts", forbid_and_kill)
+        if on_failure == "restart":
+            manager.close()
+            assert "nothing was left for it to do" in caplog.text
+        else:
+            with pytest.raises(WorkerDied, match="SIGKILL while waiting for a job"):
+                manager.close()
+        stats = manager.stats()
+        assert stats.steps_landed == stats.steps_asked == 8
+        assert stats.workers[0].state == "closed"
+
     def test_nobody_refers_to_it_any_more(self):
         manager = pool([TagPlayer, TagPlayer])
         pids = [pid_of(manager, i) for i in range(2)]
