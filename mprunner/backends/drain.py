@@ -18,7 +18,7 @@ from multiprocessing import connection
 from mprunner.activity import Doing
 from mprunner.backends.base import Settings
 from mprunner.backends.channel import MAX_SERVED_ACTIONS, Channel
-from mprunner.backends.failure import not_missed, tell_restart
+from mprunner.backends.failure import tell_restart, tell_unneeded
 from mprunner.backends.member import Member
 from mprunner.backends.serving import PredictionServer
 from mprunner.backends.worker import WorkerSpec
@@ -287,19 +287,22 @@ class Drain:
             self._recorder.add_restart(member.index, lost)
             tell_restart(self._settings, error, wait)
             return
-        if not member.told and not self._ends_well(member, error):
+        if not member.told and not self._ends_well(member, error, lost):
             self._tell(member, error)
         member.state = "closed" if self.closing else "failed"
         self._recorder.add_lost(member.index, lost)  # notifies of the end, too
 
-    def _ends_well(self, member: Member, error: WorkerError) -> bool:
-        """It was to end, or at least is not missed."""
+    def _ends_well(self, member: Member, error: WorkerError, lost: int) -> bool:
+        """It was to end, or has died idle in a pool that replaces its dead."""
         if not self.closing or member.error is not None:
             return False
         if self.hasty or member.leaving:
             return True
         closes = member.activity is not None and member.activity.doing is Doing.CLOSING
-        return not closes and not_missed(self._settings, error, member.jobs)
+        if closes or member.jobs or self._settings.on_failure != "restart":
+            return False
+        tell_unneeded(error, lost)
+        return True
 
     def _restart(self, member: Member) -> None:
         member.restarts += 1

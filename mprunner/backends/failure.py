@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sized
 
 from mprunner.backends.base import Settings
 from mprunner.errors import WorkerError
@@ -35,12 +34,15 @@ def tell_restart(settings: Settings, error: WorkerError, wait_s: float) -> None:
         _log.exception("on_restart raised")
 
 
-def not_missed(settings: Settings, error: WorkerError, jobs: Sized) -> bool:
-    """A worker has died while its pool is closed: is that no failure?
+def tell_unneeded(error: WorkerError, lost: int) -> None:
+    """A worker has died, and is not replaced since all its jobs are done.
 
-    It is none if it would have been replaced but had nothing left to do, which is told.
+    Args:
+        error: why.
+        lost: steps that it had done and whose rows will never arrive.
     """
-    if settings.on_failure != "restart" or len(jobs):
-        return False
-    _log.warning("%s; nothing was left for it to do", str(error).splitlines()[0])
-    return True
+    _log.warning(
+        "%s; it had nothing left to do, and %d of its steps are lost",
+        str(error).splitlines()[0],
+        lost,
+    )

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mprunner.backends.base import Backend, pickled
-from mprunner.backends.failure import not_missed, tell_restart
+from mprunner.backends.failure import tell_restart
 from mprunner.backends.policy import RestartBudget
 from mprunner.backends.ray_actor import Result
 from mprunner.backends.ray_cluster import (
@@ -379,9 +379,7 @@ class RayBackend(Backend):
             self.recorder.add_restart(handle.index, lost)
             tell_restart(self.settings, error, wait)
             return
-        died = self._closing and isinstance(error, WorkerDied)
-        jobs = self.jobs[handle.index]
-        if not (died and (self._hasty or not_missed(self.settings, error, jobs))):
+        if not (self._hasty and isinstance(error, WorkerDied)):
             self._report(error)
         self.recorder.add_lost(handle.index, lost)
         self._end(handle, "closed" if self._closing else "failed")

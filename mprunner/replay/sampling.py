@@ -97,7 +97,9 @@ class UniformPicker:
             parts.append(located(self._streams, self._meta, *self._index.find_many(order)))
         if len(parts) == 1:
             return parts[0]
-        return Picked(*(np.concatenate(part) for part in zip(*(part[:-1] for part in parts))))
+        stream = np.concatenate([part.stream for part in parts])
+        row = np.concatenate([part.row for part in parts])
+        return located(self._streams, self._meta, stream, row)
 
     def _look(self) -> None:
         streams = self._streams
@@ -220,8 +222,7 @@ class Gatherer:
 
     def _blank(self, frames: Array, age: Array) -> None:
         history_len = self._history_len
-        # The smallest of a few numbers is found faster without numpy.
-        if min(age.tolist()) < history_len - 1:
+        if np.count_nonzero(age < history_len - 1):
             before = self._positions < history_len - 1 - age.astype(np.int64)[:, None]
             frames[:, :history_len][before] = 0
 

@@ -104,7 +104,7 @@ class TestCalls:
         monkeypatch.setattr(backend, "_forbid_starts", forbid_and_kill)
         if on_failure == "restart":
             manager.close()
-            assert "nothing was left for it to do" in caplog.text
+            assert "had nothing left to do, and 0 of its steps are lost" in caplog.text
         else:
             with pytest.raises(WorkerDied, match="SIGKILL while waiting for a job"):
                 manager.close()
