@@ -321,7 +321,7 @@ class Loop:
         return q
 
     def _predicted(self, states: Array) -> Array:
-        """The same; what is done next is for the caller to say."""
+        """The same; what is done next is for the caller to tell: a step needs no RUNNING."""
         if self._model is not None:
             self.activity.enter(_PREDICTING)
             # A copy, in the order of its frames in memory: a model that writes in its input
@@ -361,7 +361,6 @@ class Loop:
             return self._checked(self._runner.act(self._history.state(), exploration))
         action = self.draw_action(exploration)
         if action is None:
-            # The step follows at once.
             action = int(self._predicted(self._history.state()[None])[0].argmax())
         return action
 

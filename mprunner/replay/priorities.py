@@ -144,7 +144,8 @@ class PriorityPicker:
         history_len: int,
     ) -> None:
         self._config = config
-        self._meta, self._flags = meta, meta["flags"]
+        self._meta = meta
+        self._flags = meta["flags"]
         self._window = np.arange(history_len - 1)
         self._tree = SumTree(streams.max_size)
         self._top = 1.0

@@ -64,12 +64,14 @@ class UniformPicker:
         self._counted = 0
         self._counted_at = 0
         self._blocked = len(streams) * (history_len - 1)
-        # Of all retained rows, stream by stream, oldest first: where each stream's end. And by
-        # stream what a draw needs to find its row: see `_look`.
+        # Of all retained rows, stream by stream, oldest first: where each stream's end, and how
+        # many there are.
         self._bounds = np.zeros(len(streams), np.int64)
-        self._table = np.zeros((4, len(streams)), np.int64)
         self._retained = 0.0
-        self._seen = -1
+        # By stream, what a draw needs to find its row: shift (row - draw), oldest, cap, offset.
+        self._table = np.zeros((4, len(streams)), np.int64)
+        self._table[2:] = streams.caps, streams.offsets
+        self._table_at = -1
 
     def pick(self, num: int, rng: np.random.Generator) -> Picked:
         """Draws ``num`` transitions.
@@ -81,8 +83,8 @@ class UniformPicker:
             NotEnoughRows: fewer than ``num`` transitions can be sampled.
         """
         self._check_enough(num)
-        if self._seen != self._streams.total:
-            self._look()
+        if self._table_at != self._streams.total:
+            self._refresh_table()
         parts, missing = [], num
         for _ in range(_ROUNDS):
             # 53 random bits a draw: the chances of two of 2 ** 20 rows differ by 1 in 2 ** 33.
@@ -101,30 +103,25 @@ class UniformPicker:
         row = np.concatenate([part.row for part in parts])
         return located(self._streams, self._meta, stream, row)
 
-    def _look(self) -> None:
+    def _refresh_table(self) -> None:
         streams = self._streams
-        first, oldest, cap, offset = self._table
+        shift, oldest = self._table[:2]
         np.maximum(streams.ends - streams.caps, 0, out=oldest)
         np.cumsum(streams.ends - oldest, out=self._bounds)
+        # A row is as far from its stream's end as its draw from the stream's bound.
+        np.subtract(streams.ends, self._bounds, out=shift)
         self._retained = float(self._bounds[-1])
-        # The row of a draw is as far from its stream's end as the draw from the stream's bound.
-        np.subtract(streams.ends, self._bounds, out=first)
-        cap[...] = streams.caps
-        offset[...] = streams.offsets
-        self._seen = streams.total
+        self._table_at = streams.total
 
     def _accepted(self, draw: Array, most: int) -> Picked:
         stream = self._bounds.searchsorted(draw, side="right")
-        found = self._table.take(stream, axis=1)
-        row, oldest, cap, offset = found
-        row += draw
+        shift, oldest, cap, offset = self._table.take(stream, axis=1)
+        row = draw + shift
         meta = self._meta.take(row % cap + offset)
         fits = meta["age"] <= row - oldest
         fits &= meta["flags"] < CLOSING
         good = fits.nonzero()[0][:most]
-        oldest[...] = stream
-        row, stream, cap, offset = found.take(good, axis=1)
-        return Picked(stream, row, cap, offset, meta.take(good))
+        return Picked(*(of_all.take(good) for of_all in (stream, row, cap, offset, meta)))
 
     def _check_enough(self, num: int) -> None:
         # A row that lands can take one transition away, and the write head of a ring a few

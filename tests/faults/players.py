@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mprunner.activity import Activity, Doing
 from mprunner.backends.channel import Channel
 from mprunner.backends.pipes import _FRAME, ResultQueue
-from tests.tagged import TagPlayer
+from tests.tagged import Tag, TagPlayer
 
 #: The ways to die, and the stages at which to.
 WAYS = ("raise", "unpicklable", "sys.exit", "os._exit", "SIGKILL", "SIGSEGV", "hang")
@@ -149,6 +150,22 @@ class FaultyPlayer(TagPlayer):
         ready = self._steps >= self._at or self._stage in ("factory", "close")
         if ready and self._fuse.blow():
             die(self._way)
+
+
+def marked(
+    root: Path, tag: Tag, kind: type[FaultyPlayer] = FaultyPlayer, *, charges: int = 0
+) -> Any:
+    """A factory of a player whose episodes tell which start of it they belong to.
+
+    Args:
+        root: a directory for the fuses of all such players.
+        tag: of the player.
+        kind: of the player; by default one that raises in a step.
+        charges: of its fuse.
+    """
+    fuse = Fuse(root / str(tag.runner), charges)
+    fuse.root.mkdir()
+    return partial(kind, tag.runner, tag.length, fuse=fuse, way="raise", stage="step")
 
 
 def _plant_in_wait(doing: Doing, blow: Any) -> None:

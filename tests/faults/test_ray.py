@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,7 +22,7 @@ from tests.backends.ray_local import (
     import_ray,
     is_actor,
 )
-from tests.faults.players import FaultyPlayer, Fuse
+from tests.faults.players import marked
 from tests.faults.pools import is_gone, pid_of, pool
 from tests.faults.script import Script
 from tests.faults.whole import SealedMemory, check_survivors
@@ -120,14 +119,6 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 
 ray_pool = partial(pool, backend="ray")
-
-
-def marked(root: Path, tag: Tag, **options: Any) -> Any:
-    """A factory of a player whose episodes tell which start of it they belong to."""
-    fuse = Fuse(root / str(tag.runner), options.pop("charges", 0))
-    fuse.root.mkdir()
-    options = {"way": "raise", "stage": "step", **options}
-    return partial(FaultyPlayer, tag.runner, tag.length, fuse=fuse, **options)
 
 
 def kill_process(manager: Any, worker: int) -> None:

@@ -6,8 +6,6 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,7 +13,7 @@ import pytest
 
 from mprunner import WorkerDied
 from tests.backends.ray_local import check_nothing_left, import_ray, local_ray
-from tests.faults.players import FaultyPlayer, Fuse
+from tests.faults.players import FaultyPlayer, marked
 from tests.faults.pools import pool
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import TAG_SHAPE, Tag
@@ -79,16 +77,9 @@ def leaves_nothing_behind() -> Iterator[None]:
     check_nothing_left()
 
 
-def player(root: Path, tag: Tag, charges: int = 0) -> Any:
-    """A factory of a player that leaks as often as it has charges."""
-    fuse = Fuse(root / str(tag.runner), charges)
-    fuse.root.mkdir()
-    options = {"fuse": fuse, "way": "raise", "stage": "step"}
-    return partial(LeakingPlayer, tag.runner, tag.length, **options)
-
-
 def test_named(tmp_path):
-    manager = pool([player(tmp_path, TAGS[0], 1), TAGS[1].factory()], backend="ray")
+    players = [marked(tmp_path, TAGS[0], LeakingPlayer, charges=1), TAGS[1].factory()]
+    manager = pool(players, backend="ray")
     deadline = time.monotonic() + PATIENCE_S
     with pytest.raises(WorkerDied, match=r"a Ray actor\) was lost while running.*" + REASON):
         with contextlib.closing(manager):
@@ -99,9 +90,10 @@ def test_named(tmp_path):
 def test_replaced(tmp_path):
     memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
     told: list[Any] = []
+    players = [marked(tmp_path, TAGS[0], LeakingPlayer, charges=1), marked(tmp_path, TAGS[1])]
     with pool(
-        [player(tmp_path, TAGS[0], 1), player(tmp_path, TAGS[1])], memory=memory,
-        backend="ray", staleness=32, on_failure="restart", on_restart=told.append,
+        players, memory=memory, backend="ray", staleness=32, on_failure="restart",
+        on_restart=told.append,
     ) as manager:
         for _ in range(200):
             manager.step(1.0, num_steps=8)

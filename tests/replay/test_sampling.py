@@ -55,6 +55,31 @@ def test_uniform_also_where_next_to_nothing_can_be_sampled():
     chi_square(memory, 10, 2000)
 
 
+def drawn(memory):
+    """All that can be sampled now, by name; each is drawn about 40 times."""
+    batches = [memory.sample_batch(len(memory)) for _ in range(40)]
+    assert memory._streams.total == memory._streams.ends.sum()
+    return {name for batch in batches for name in batch.indices.tolist()}
+
+
+def test_what_has_just_landed_is_drawn_and_what_was_overwritten_is_not(tmp_path):
+    options = {"path": tmp_path / "memory.mpr", "seed": 8, "num_streams": 2}
+    memory = ReplayMemory(24, (1,), 2, "int32", **options)
+    tags = itertools.count(1)
+    for num_streams in (2, 3, 3):
+        memory.open_streams(num_streams)
+        writers = [Writer(memory, stream, 8, tags) for stream in range(num_streams)]
+        for step in range(60):
+            writers[step % num_streams].step(TERMINATED if step % 7 == 6 else 0)
+            writers[step % num_streams].flush()
+            if len(memory):
+                assert len(drawn(memory)) == len(memory)
+        memory.close()
+        memory = ReplayMemory(24, (1,), 2, "int32", **options)
+        assert len(drawn(memory)) == len(memory)
+    memory.close()
+
+
 def test_a_thousand_streams():
     memory = ReplayMemory(20_000, (1,), 4, "int32", seed=7)
     memory.open_streams(1000)
