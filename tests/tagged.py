@@ -58,6 +58,9 @@ class Ledger:
 class Gate:
     """Lets a player do as many steps as the test has opened it for; a FIFO of tokens.
 
+    A process that is killed while it waits may still take one that is given before it has ended:
+    await its end first.
+
     Args:
         path: of the FIFO; made if it isn't there.
     """

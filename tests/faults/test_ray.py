@@ -122,7 +122,9 @@ ray_pool = partial(pool, backend="ray")
 
 
 def kill_process(manager: Any, worker: int) -> None:
-    os.kill(pid_of(manager, worker), signal.SIGKILL)
+    pid = pid_of(manager, worker)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: is_gone(pid))
 
 
 def kill_by_ray(manager: Any, worker: int) -> None:
