@@ -69,7 +69,9 @@ class Mprunner(Session):
 
         workers, steps = settings["workers"], settings["steps"]
         self._memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN, seed=0)
-        asked = policies.predictor(predictor)
+        asked: Any = policies.predictor(predictor)
+        if settings.get("predictor") == "in the workers" and predictor is not None:
+            asked = policies.local_predictor(predictor)
         runners = [
             EnvRunner(factory(workload), asked, self._memory, HISTORY_LEN)
             for _ in range(workers)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workloads import NUM_ACTIONS
+
+if TYPE_CHECKING:
+    from mprunner import LocalPredictor
 
 Predictor = Callable[[Any], Any]
 
@@ -69,3 +72,26 @@ _PREDICTORS: dict[str, Callable[[], Predictor]] = {"trivial": trivial, "cnn": cn
 def predictor(name: str | None) -> Predictor | None:
     """A predictor by its name; None for None."""
     return None if name is None else _PREDICTORS[name]()
+
+
+class _Trivial:
+    """`trivial` as a model of a `LocalPredictor`; its weights change nothing."""
+
+    def __init__(self) -> None:
+        self._predict = trivial()
+
+    def set_weights(self, weights: Any) -> None:
+        """Nothing to take over."""
+
+    def __call__(self, states: np.ndarray) -> Any:
+        return self._predict(states)
+
+
+def local_predictor(name: str) -> LocalPredictor:
+    """The same predictor, to be run in the workers."""
+    from mprunner import LocalPredictor
+    from mprunner.predictors import from_torch
+
+    if name == "cnn":
+        return LocalPredictor(from_torch(network), network().state_dict())
+    return LocalPredictor(_Trivial, [np.zeros(1)])

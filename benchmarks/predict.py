@@ -1,8 +1,9 @@
-"""Greedy steps/s with a predictor in the parent: a free one, and a small torch network.
+"""Greedy steps/s with a predictor that costs nothing, and with a small torch network.
 
 2, 4 and 8 runners, in processes and in threads, against gymnasium's AsyncVectorEnv in lock-step
 with the same predictor, on Breakout. mprunner batches whatever waits; AsyncVectorEnv's batch is
-all simulators. It plays twice: with the same player, and with gymnasium's own wrapper.
+all simulators. It plays twice: with the same player, and with gymnasium's own wrapper. mprunner
+plays once more with the predictor in its workers, where nothing is asked or batched.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SIZES = (2, 4, 8)
 TARGET = 1.5
 OURS, THREADS, THEIRS = "mprunner, processes", "mprunner, threads", "AsyncVectorEnv"
 STOCK = f"{THEIRS}, stock wrapper"
-KINDS = (OURS, THREADS, THEIRS, STOCK)
+LOCAL = "mprunner, LocalPredictor"
+KINDS = (OURS, LOCAL, THREADS, THEIRS, STOCK)
 Rates = dict[str, list[float]]
 
 
@@ -31,7 +33,8 @@ def settings(kind: str, size: int) -> tuple[str, dict[str, Any]]:
         return "gymnasium AsyncVectorEnv", {"num_envs": size, "copy": False, "overlap": False}
     if kind == THREADS:
         return "mprunner, threads", {"backend": "thread", "workers": size, "steps": 16}
-    return "mprunner", {"backend": "process", "workers": size, "steps": 16}
+    how = {"backend": "process", "workers": size, "steps": 16}
+    return "mprunner", {**how, "predictor": "in the workers"} if kind == LOCAL else how
 
 
 def measure_all(predictor: str, sizes: list[int], repeats: int, seconds: float) -> Rates:
@@ -72,6 +75,7 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
     target = TARGET if predictor == "trivial" else None
     ours, theirs = _best(rates, OURS, sizes), _best(rates, THEIRS, sizes)
     threads, stock = _best(rates, THREADS, sizes), _best(rates, STOCK, sizes)
+    local = _best(rates, LOCAL, sizes)
     found = [
         Check(
             f"predict.{predictor}",
@@ -89,6 +93,16 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
             f"predict.{predictor}.threads",
             f"{predictor}: best / best of the thread backend",
             measure.ratios(ours, threads),
+        ),
+        Check(
+            f"predict.{predictor}.local",
+            f"{predictor}: best with a LocalPredictor / best of AsyncVectorEnv",
+            measure.ratios(local, theirs),
+        ),
+        Check(
+            f"predict.{predictor}.local.served",
+            f"{predictor}: best with a LocalPredictor / best served by the parent",
+            measure.ratios(local, ours),
         ),
     ]
     for size in sizes:
@@ -108,18 +122,18 @@ def plot(path: Path, all_rates: Mapping[str, Rates], sizes: list[int]) -> None:
     if pyplot is None:
         return
     figure, panels = pyplot.subplots(
-        1, len(all_rates), figsize=(5 * len(all_rates), 4), layout="constrained", squeeze=False
+        1, len(all_rates), figsize=(5.5 * len(all_rates), 4.3), layout="constrained", squeeze=False
     )
-    colors = dict(zip(KINDS, ("#c44e52", "#dd9a6f", "#8c9bb0", "#5f6f86")))
+    colors = dict(zip(KINDS, ("#c44e52", "#8f2f38", "#dd9a6f", "#8c9bb0", "#5f6f86")))
     for axes, (predictor, rates) in zip(panels[0], all_rates.items()):
         for i, (kind, color) in enumerate(colors.items()):
             values = [rates[f"{kind}, {size}"] for size in sizes]
             medians = [statistics.median(v) for v in values]
             below = [m - min(v) for m, v in zip(medians, values)]
             above = [max(v) - m for m, v in zip(medians, values)]
-            places = [place + (i - 1.5) * 0.21 for place in range(len(sizes))]
+            places = [place + (i - 2) * 0.17 for place in range(len(sizes))]
             axes.bar(
-                places, medians, 0.19, yerr=[below, above], capsize=2, color=color, label=kind
+                places, medians, 0.15, yerr=[below, above], capsize=2, color=color, label=kind
             )
         reference = statistics.median(_best(rates, THEIRS, sizes))
         if predictor == "trivial":
@@ -133,7 +147,7 @@ def plot(path: Path, all_rates: Mapping[str, Rates], sizes: list[int]) -> None:
         axes.set_title(f"{predictor} predictor", fontsize=11)
         axes.set_ylabel("greedy steps/s, landed")
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     measure.save(figure, path)
 
 
