@@ -29,7 +29,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.bench $(VENV)/.slow
 	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 1.5
 	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 2 --peers
-	$(BIN)/python benchmarks/predict.py --seconds 0.6
+	$(BIN)/python benchmarks/predict.py --seconds 0.5
 	$(BIN)/python benchmarks/sample.py --repeats 5
 	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 1.5 --update-readme
 	$(BIN)/python benchmarks/report.py
