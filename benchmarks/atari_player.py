@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
 import measure
+import pictures
 from measure import RESULTS, Check, Series
 
 from mprunner.atari import AtariPlayer
@@ -92,7 +93,7 @@ def main() -> None:
     run = {"repeats": options.repeats, "steps": options.steps}
     path = RESULTS / "atari_player.json"
     measure.write(path, "atari_player", run, series, checks)
-    measure.bars(path.with_suffix(".png"), "One process, steps per CPU second", series)
+    pictures.draw(path)
 
 
 if __name__ == "__main__":

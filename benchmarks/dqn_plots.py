@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import plotting, save
+from pictures import plotting, save
 
 _COLORS = {"process": "#c44e52", "thread": "#8c9bb0"}
 
@@ -44,7 +44,6 @@ def plot_run(path: Path, record: Mapping[str, Any]) -> None:
                    f"{record['steps']:,} steps, {record['updates']:,} updates", fontsize=11)
     axes.legend(fontsize=9)
     save(figure, path)
-    pyplot.close(figure)
 
 
 def plot_evaluations(path: Path, title: str, records: Sequence[Mapping[str, Any]]) -> None:
@@ -75,4 +74,3 @@ def plot_evaluations(path: Path, title: str, records: Sequence[Mapping[str, Any]
     axes.set_title(title, fontsize=11)
     axes.legend(fontsize=9)
     save(figure, path)
-    pyplot.close(figure)

@@ -11,6 +11,7 @@ from typing import Any
 
 import contenders
 import measure
+import pictures
 from measure import Check, Series
 from session import Remote
 
@@ -97,12 +98,7 @@ def main() -> None:
         "steps_per_batch": EVERY,
     }
     measure.write(options.json, "learner_side", run, series, found)
-    measure.bars(
-        options.json.with_suffix(".png"),
-        f"Breakout, with a learner that samples {BATCH_SIZE} every {EVERY} steps",
-        [item for item in series if item.unit == "steps/s"],
-        label="landed steps/s (a batch for every 4)",
-    )
+    pictures.draw(options.json)
 
 
 if __name__ == "__main__":

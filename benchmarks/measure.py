@@ -1,9 +1,9 @@
-"""Shared by the benchmarks: interleaved repeats, ratios against targets, records, plots.
+"""Shared by the benchmarks: interleaved repeats, ratios against targets, records.
 
 A benchmark gives `interleaved` one task per contender; each repeat runs all of them, so that a
 slow moment of the machine hits them alike. A ratio is that of one repeat, and its median is
 what counts. `write` makes the record (JSON: every repeat, machine, versions, date) that
-`report.py` builds the README's tables from.
+`report.py` builds the README's tables from, and `pictures.py` the pictures.
 """
 
 from __future__ import annotations
@@ -235,71 +235,3 @@ def show(series: Sequence[Series], checks: Sequence[Check]) -> None:
         target = "" if check.target is None else f"{check.sense} {check.target:g} {check.unit}"
         verdict = {None: "", True: "holds", False: "MISSED"}[check.holds]
         print(f"{check.figure[:64]:64} {spread(check.values):>28}  {target:>9}  {verdict}")
-
-
-def bars(
-    path: Path,
-    title: str,
-    series: Sequence[Series],
-    *,
-    label: str | None = None,
-    lines: Mapping[str, float] | None = None,
-) -> None:
-    """A picture of medians and spreads, one bar per series; nothing without matplotlib.
-
-    Args:
-        path: of the PNG.
-        title: above the picture.
-        series: from top to bottom.
-        label: of the value axis; None: the first series' unit.
-        lines: label -> value, for targets.
-    """
-    pyplot = plotting()
-    if pyplot is None or not series:
-        return
-    figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.38 * len(series)), layout="constrained")
-    medians = [statistics.median(item.values) for item in series]
-    below = [m - min(item.values) for m, item in zip(medians, series)]
-    above = [max(item.values) - m for m, item in zip(medians, series)]
-    places = range(len(series))
-    colors = ["#c44e52" if "mprunner" in item.name else "#8c9bb0" for item in series]
-    axes.barh(places, medians, xerr=[below, above], color=colors, ecolor="#333333", capsize=3)
-    axes.set_yticks(places, [item.name for item in series])
-    axes.invert_yaxis()
-    for place, item, median in zip(places, series, medians):
-        axes.annotate(
-            digits(median),
-            (max(item.values), place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
-    axes.margins(x=0.12)
-    axes.set_xlabel(label or series[0].unit)
-    for text, value in (lines or {}).items():
-        axes.axvline(value, color="#2f6f4e", linestyle="--", label=text)
-    if lines:
-        figure.legend(loc="outside lower right", fontsize=9)
-    axes.set_title(title, fontsize=11)
-    save(figure, path)
-
-
-def plotting() -> Any:
-    """matplotlib.pyplot without a display, or None where it is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no picture: matplotlib is not installed (the extra 'bench' has it)")
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    print(f"written: {path}")

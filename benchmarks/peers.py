@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import measure
+import pictures
 from contenders import CONTENDERS, Contender
 from measure import Check, Series
 from session import Remote, measured
@@ -186,13 +187,7 @@ def compare(workload: str, options: argparse.Namespace) -> None:
     setups = {c.name: {"setup": c.setup, "doc": c.doc, "module": c.module} for c in found}
     name = f"peers_{workload}"
     measure.write(path, name, run, series, results, contenders=setups, sweep=tried)
-    measure.bars(
-        path.with_suffix(".png"),
-        f"{WORKLOADS[workload]}:\ntransitions landed in a replay memory, 2 cores",
-        series,
-        label="steps/s (median; lines: lowest and highest)",
-        lines={"mprunner": statistics.median(rates[OURS])},
-    )
+    pictures.draw(path)
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib.util
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import measure
+import pictures
 from measure import Check, Series
 from session import Remote
 
@@ -116,41 +116,6 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
     return found
 
 
-def plot(path: Path, all_rates: Mapping[str, Rates], sizes: list[int]) -> None:
-    """One panel per predictor, bars by size."""
-    pyplot = measure.plotting()
-    if pyplot is None:
-        return
-    figure, panels = pyplot.subplots(
-        1, len(all_rates), figsize=(5.5 * len(all_rates), 4.3), layout="constrained", squeeze=False
-    )
-    colors = dict(zip(KINDS, ("#c44e52", "#8f2f38", "#dd9a6f", "#8c9bb0", "#5f6f86")))
-    for axes, (predictor, rates) in zip(panels[0], all_rates.items()):
-        for i, (kind, color) in enumerate(colors.items()):
-            values = [rates[f"{kind}, {size}"] for size in sizes]
-            medians = [statistics.median(v) for v in values]
-            below = [m - min(v) for m, v in zip(medians, values)]
-            above = [max(v) - m for m, v in zip(medians, values)]
-            places = [place + (i - 2) * 0.17 for place in range(len(sizes))]
-            axes.bar(
-                places, medians, 0.15, yerr=[below, above], capsize=2, color=color, label=kind
-            )
-        reference = statistics.median(_best(rates, THEIRS, sizes))
-        if predictor == "trivial":
-            axes.axhline(
-                TARGET * reference,
-                color="#2f6f4e",
-                linestyle="--",
-                label=f"{TARGET} x the best of {THEIRS}",
-            )
-        axes.set_xticks(range(len(sizes)), [f"{size} runners" for size in sizes])
-        axes.set_title(f"{predictor} predictor", fontsize=11)
-        axes.set_ylabel("greedy steps/s, landed")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
-    measure.save(figure, path)
-
-
 def main() -> None:
     """Measure, print, write the record and the picture."""
     parser = measure.arguments(__doc__, "predict", repeats=5, seconds=1.5)
@@ -174,7 +139,7 @@ def main() -> None:
     measure.show(series, found)
     run = {"repeats": options.repeats, "seconds": options.seconds, "torch_threads": 1}
     measure.write(options.json, "predict", run, series, found)
-    plot(options.json.with_suffix(".png"), all_rates, options.sizes)
+    pictures.draw(options.json)
 
 
 if __name__ == "__main__":

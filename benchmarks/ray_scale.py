@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
 import measure
+import pictures
 from measure import Check, Series
 from policies import predictor
 from workloads import SHAPE, factory
@@ -201,26 +201,6 @@ def checks(measured: Mapping[str, Sequence[Reading]], model: Model) -> list[Chec
     return found
 
 
-def picture(path: Path, model: Model) -> None:
-    """Steps/s that land over the number of actors, and the ceilings."""
-    pyplot = measure.plotting()
-    if pyplot is None:
-        return
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    most = 1.5 * model.by_cpu
-    actors = np.geomspace(1, max(10.0, most, model.by_link(LINKS_GBIT[-1])), 200)
-    axes.plot(actors, actors * model.rate, color="#8c9bb0", label="what the actors play")
-    limits = {f"the driver's CPU ({CPU_SHARE:.0%} of a core)": model.by_cpu}
-    limits |= {f"a link of {gbit} Gbit/s": model.by_link(gbit) for gbit in LINKS_GBIT}
-    for i, (label, limit) in enumerate(limits.items()):
-        color = ["#c44e52", "#55a868", "#4c72b0", "#8172b2"][i]
-        axes.axhline(limit * model.rate, color=color, linestyle="--", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="actors", ylabel="landed steps/s")
-    axes.set_title("Model: what one driver can take in (Breakout, 84x84, 64-step jobs)")
-    axes.legend(fontsize=9)
-    measure.save(figure, path)
-
-
 def main() -> None:
     """Measure, print, write the record and the picture."""
     options = measure.arguments(__doc__, "ray_scale", repeats=15, seconds=1.5).parse_args()
@@ -256,7 +236,7 @@ def main() -> None:
             "assumptions": ASSUMPTIONS,
         },
     )
-    picture(options.json.with_suffix(".png"), model)
+    pictures.draw(options.json)
 
 
 if __name__ == "__main__":

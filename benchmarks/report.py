@@ -2,7 +2,8 @@
 
 A table stands, in README.md or in benchmarks/README.md, between ``<!-- bench:NAME:begin -->`` and
 ``<!-- bench:NAME:end -->``, and is made from ``results/NAME.json`` alone; ``bench:targets`` has all
-targets. Where a record is missing, the table says so: no figure without its record.
+targets. Where a record is missing, the table says so: no figure without its record. The pictures
+are those of `pictures.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pictures
 from measure import RESULTS, spread
 from readme import README, replace_between
 
@@ -199,6 +201,9 @@ def main() -> None:
             sys.exit(f"{path} is not what the records say; run benchmarks/report.py")
         path.write_text(after)
         print(f"rebuilt: {path}")
+    if not options.check and pictures.plotting() is not None:
+        for name in records:
+            pictures.draw(options.results / f"{name}.json")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import RESULTS, Check, Series, arguments, bars, interleaved, ratios, show, write
+import pictures
+from measure import Check, Series, arguments, interleaved, ratios, show, write
 from sample_peers import peers
 
 from mprunner import ReplayMemory, Rows
@@ -170,8 +171,7 @@ def main() -> None:
     checks = checks_of(found)
     show(series, checks)
     write(options.json, NAME, {"rows": options.rows, "batch": BATCH}, series, checks)
-    pictured = [one for one in series if one.name in tasks and one.name not in drawing]
-    bars(RESULTS / f"{NAME}.png", "A batch of 64 x (4 + 1) frames of 84 x 84", pictured)
+    pictures.draw(options.json)
 
 
 def checks_of(found: dict[str, list[float]]) -> list[Check]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import contenders
 import measure
+import pictures
 import session
 from measure import Check, Series
 
@@ -129,38 +129,6 @@ def series(readings: Readings) -> list[Series]:
     ]
 
 
-def plot(path: Path, readings: Readings) -> None:
-    """Share of the ideal rate and the parent's CPU against the number of simulators."""
-    pyplot = measure.plotting()
-    if pyplot is None:
-        return
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    sizes = [got[0]["settings"]["workers"] for name, got in readings.items() if "mprunner" in name]
-    for axes, value in ((left, share), (right, parent_us)):
-        ours = [[value(r) for r in readings[_named(size)]] for size in sizes]
-        middle = [sorted(values)[len(values) // 2] for values in ours]
-        axes.plot(sizes, middle, "o-", color="#c44e52", label="mprunner, 16-step jobs")
-        axes.fill_between(
-            sizes, [min(v) for v in ours], [max(v) for v in ours], color="#c44e52", alpha=0.2
-        )
-        for name, marker in zip(PEERS, "s^"):
-            if name in readings:
-                theirs = sorted(value(r) for r in readings[name])
-                axes.plot(AT, theirs[len(theirs) // 2], marker, color="#8c9bb0", label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.set_xlabel("simulators that sleep 5 ms")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    left.axhline(0.9, color="#2f6f4e", linestyle="--", label="target at 64: 0.90")
-    left.set_ylim(0, 1.05)
-    left.set_ylabel("share of the ideal rate")
-    right.set_ylabel("CPU of the parent per transition, us")
-    left.legend(fontsize=9, loc="lower left")
-    figure.suptitle("Sleeping simulators on 2 cores", fontsize=11)
-    measure.save(figure, path)
-
-
 def main() -> None:
     """Measure, print, write the record and the picture."""
     parser = measure.arguments(__doc__, "scale", repeats=5, seconds=4.0)
@@ -187,7 +155,7 @@ def main() -> None:
         "torch_imported_first": importlib.util.find_spec("torch") is not None,
     }
     measure.write(options.json, "scale", run_settings, items, found)
-    plot(options.json.with_suffix(".png"), readings)
+    pictures.draw(options.json)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import measure
+import pictures
 from measure import Check, Series
 from session import LEAD_IN_S
 from workloads import NUM_ACTIONS, SHAPE, factory
@@ -304,15 +305,7 @@ def main() -> None:
     measure.show(series, found)
     run = {"repeats": options.repeats, "seconds": options.seconds, "memory_rows": MEMORY_ROWS}
     measure.write(options.json, "throughput", run, series, found)
-    on_breakout = [item for item in series if "null" not in item.name]
-    reference = float(np.median(on_breakout[0].values))
-    measure.bars(
-        options.json.with_suffix(".png"),
-        "Breakout: transitions landed in the replay memory",
-        on_breakout,
-        label="steps/s (median; lines: lowest and highest)",
-        lines={"0.95 of two processes without a pool": 0.95 * reference},
-    )
+    pictures.draw(options.json)
 
 
 if __name__ == "__main__":
