@@ -62,9 +62,14 @@ def step_until(manager: EnvRunnerManager, condition: Callable[[], bool]) -> None
 
 
 def is_gone(pid: int) -> bool:
-    """It has ended; whoever is its parent may not have looked yet."""
+    """It has ended, with all its threads; whoever is its parent may not have looked yet.
+
+    The first thread of a process that is killed is a zombie as soon as it has ended itself, while
+    others may still do what they were about to.
+    """
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
         return True
 
