@@ -69,9 +69,9 @@ class Mprunner(Session):
 
         workers, steps = settings["workers"], settings["steps"]
         self._memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN, seed=0)
-        asked: Any = policies.predictor(predictor)
-        if settings.get("predictor") == "in the workers" and predictor is not None:
-            asked = policies.local_predictor(predictor)
+        local = predictor is not None and settings.get("predictor") == "in the workers"
+        make: Callable[..., Any] = policies.local_predictor if local else policies.predictor
+        asked = make(predictor)
         runners = [
             EnvRunner(factory(workload), asked, self._memory, HISTORY_LEN)
             for _ in range(workers)

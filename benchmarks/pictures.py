@@ -173,7 +173,7 @@ def _greedy(
     colors = [OURS, "#8f2f38", "#dd9a6f", OTHER, "#5f6f86"]
     for i, (kind, by_size) in enumerate(kinds.items()):
         medians, errors = _spreads(list(by_size.values()))
-        places = [place + (i - 2) * 0.17 for place in range(len(by_size))]
+        places = [place + (i - (len(kinds) - 1) / 2) * 0.17 for place in range(len(by_size))]
         axes.bar(places, medians, 0.15, yerr=errors, capsize=2, color=colors[i], label=kind)
     theirs = kinds["AsyncVectorEnv"]
     if goal is not None:
@@ -189,11 +189,12 @@ def _scale(record: Record) -> Any:
     """Share of the ideal rate and the parent's CPU against the number of simulators."""
     figure, found = plotting().subplots(1, 2, figsize=(10, 4.4), layout="constrained")
     sleep_ms = 1000 * record["settings"]["sleep_s"]
+    jobs = f"mprunner, {record['settings']['steps_per_job']}-step jobs"
     for axes, what in zip(found, ("share of the ideal rate", "parent's CPU per transition")):
         ours, peers = _by_size(record, what)
         middle = [statistics.median(values) for values in ours.values()]
         lowest, highest = map(min, ours.values()), map(max, ours.values())
-        axes.plot(list(ours), middle, "o-", color=OURS, label="mprunner, 16-step jobs")
+        axes.plot(list(ours), middle, "o-", color=OURS, label=jobs)
         axes.fill_between(list(ours), list(lowest), list(highest), color=OURS, alpha=0.2)
         for (name, (size, values)), (marker, color) in zip(peers.items(), _PEER_MARKS):
             axes.plot(size, statistics.median(values), marker, color=color, label=name)
@@ -204,7 +205,10 @@ def _scale(record: Record) -> Any:
         axes.grid(alpha=0.3)
         axes.set_ylabel(what)
     left, right = found
-    left.axhline(0.9, color=GOAL, linestyle="--", label="target at 64: 0.90")
+    for check in record["checks"]:
+        if check["key"] == "scale.share_64":
+            goal = check["target"]
+            left.axhline(goal, color=GOAL, linestyle="--", label=f"target at 64: {goal:.2f}")
     left.set_ylim(0, 1.05)
     right.set_ylabel("CPU of the parent per transition, us")
     handles, labels = left.get_legend_handles_labels()
