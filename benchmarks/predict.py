@@ -3,7 +3,9 @@
 2, 4 and 8 runners, in processes and in threads, against gymnasium's AsyncVectorEnv in lock-step
 with the same predictor, on Breakout. mprunner batches whatever waits; AsyncVectorEnv's batch is
 all simulators. It plays twice: with the same player, and with gymnasium's own wrapper. mprunner
-plays once more with the predictor in its workers, where nothing is asked or batched.
+plays once more with the predictor in its workers, where nothing is asked or batched. Its jobs are
+as long as suits Breakout best (see peers.py); a served predictor acts on the newest weights
+however long they are.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from session import Remote
 
 SIZES = (2, 4, 8)
 TARGET = 1.5
+JOB_STEPS = 64
 OURS, THREADS, THEIRS = "mprunner, processes", "mprunner, threads", "AsyncVectorEnv"
 STOCK = f"{THEIRS}, stock wrapper"
 LOCAL = "mprunner, LocalPredictor"
@@ -32,8 +35,8 @@ def settings(kind: str, size: int) -> tuple[str, dict[str, Any]]:
     if kind in (THEIRS, STOCK):
         return "gymnasium AsyncVectorEnv", {"num_envs": size, "copy": False, "overlap": False}
     if kind == THREADS:
-        return "mprunner, threads", {"backend": "thread", "workers": size, "steps": 16}
-    how = {"backend": "process", "workers": size, "steps": 16}
+        return "mprunner, threads", {"backend": "thread", "workers": size, "steps": JOB_STEPS}
+    how = {"backend": "process", "workers": size, "steps": JOB_STEPS}
     return "mprunner", {**how, "predictor": "in the workers"} if kind == LOCAL else how
 
 

@@ -83,7 +83,8 @@ def read_q(output: Any, batch_size: int, num_actions: int) -> Array:
         raise PredictorError(
             f"the predictor returned Q values of dtype {q.dtype}; expected numbers"
         )
-    if np.count_nonzero(np.isnan(q)):  # any() takes three times as long
+    top = q.item(q.argmax())  # NaN, if there is one: half the time of asking isnan of each
+    if top != top:
         raise PredictorError("the predictor returned NaN among its Q values")
     return q
 

@@ -34,6 +34,10 @@ def encoded(obj: Any) -> bytes:
     return _FRAME.pack(len(data)) + data
 
 
+#: Sent by a worker that waits for Q values: once for each greedy step, so read at a glance.
+ASK = encoded(("ask",))
+
+
 def _decoded(data: bytes) -> tuple[list[Any], bytes]:
     """The objects that are there as a whole, and the bytes of one that is not yet."""
     objects, at = [], 0
@@ -217,6 +221,9 @@ class ResultQueue:
                     break
         except BlockingIOError:
             pass
+        if data == ASK:
+            self._half = b""
+            return [("ask",)]
         messages, self._half = _decoded(data)
         return messages
 

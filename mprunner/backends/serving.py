@@ -58,18 +58,16 @@ class PredictionServer:
         self._recorder = recorder
         self._limit = 1 if one_by_one else max_batch_size or len(runners)
         groups: dict[int, _Group] = {}
-        self._groups: list[_Group | None] = []
-        for runner in runners:
+        self._group_of: dict[int, _Group] = {}
+        for worker, runner in enumerate(runners):
             predictor = runner.predictor
-            if predictor is None or isinstance(predictor, LocalPredictor):
-                self._groups.append(None)
-                continue
-            group = groups.setdefault(id(predictor), _Group(predictor, runner))
-            self._groups.append(group)
+            if predictor is not None and not isinstance(predictor, LocalPredictor):
+                group = groups.setdefault(id(predictor), _Group(predictor, runner))
+                self._group_of[worker] = group
 
     def serves(self, worker: int) -> bool:
         """True if the worker's predictor stays in the parent."""
-        return self._groups[worker] is not None
+        return worker in self._group_of
 
     def answer(
         self,
@@ -87,12 +85,10 @@ class PredictionServer:
         Raises:
             PredictorError: the predictor raised, or its answer is not Q values.
         """
-        batches: dict[tuple[int, int], tuple[_Group, list[int]]] = {}
+        batches: dict[tuple[_Group, int], list[int]] = {}
         for worker, num_actions in waiting.items():
-            group = self._groups[worker]
-            assert group is not None
-            batches.setdefault((id(group), num_actions), (group, []))[1].append(worker)
-        for (_, num_actions), (group, workers) in batches.items():
+            batches.setdefault((self._group_of[worker], num_actions), []).append(worker)
+        for (group, num_actions), workers in batches.items():
             for i in range(0, len(workers), self._limit):
                 self._call(group, num_actions, workers[i:i + self._limit], fetch, reply)
 

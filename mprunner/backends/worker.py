@@ -23,7 +23,7 @@ from mprunner.backends import launch
 from mprunner.backends.base import run_job
 from mprunner.backends.channel import Channel, SharedMemory
 from mprunner.backends.failure import in_words
-from mprunner.backends.pipes import ParentGone, encoded
+from mprunner.backends.pipes import ASK, ParentGone
 from mprunner.blocks import BlockInfo, BlockWriter
 from mprunner.experience import Array
 from mprunner.predictors import LocalPredictor, WeightsBoard
@@ -31,7 +31,6 @@ from mprunner.runner import EnvRunner, Loop
 
 #: Asks a worker for its stack; any signal that simulators leave alone.
 STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
-_ASK = encoded(("ask",))
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ class _Worker:
         self._channel = channel
         self._runner: EnvRunner | None = None
         self._loop: Loop | None = None
-        shape = channel.spec.state_shape
-        self._history_first = (len(shape), *range(len(shape)))
+        # As the runner has its states, (1, *state_shape, history_len).
+        self._question = np.moveaxis(channel.question, 0, -1)[None]
 
     def begin(self, spec: WorkerSpec) -> None:
         """Make the player and stand at its first observation."""
@@ -217,8 +216,8 @@ class _Worker:
     def _ask(self, states: Array) -> Array:
         """Q ``(1, num_actions)`` from the parent."""
         channel = self._channel
-        channel.question[...] = states[0].transpose(self._history_first)
-        channel.results.send(_ASK)
+        self._question[...] = states
+        channel.results.send(ASK)
         answer = channel.wait_for_answer()
         if answer is None:
             raise _Stop
