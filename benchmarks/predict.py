@@ -101,6 +101,7 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
             f"predict.{predictor}.local",
             f"{predictor}: best with a LocalPredictor / best of AsyncVectorEnv",
             measure.ratios(local, theirs),
+            target,
         ),
         Check(
             f"predict.{predictor}.local.served",
