@@ -10,7 +10,7 @@ SOAK_SECONDS ?= 600
 # What bench-peers compares with; these versions work together on Python 3.11.
 PEERS ?= stable-baselines3==2.9.2 tianshou==2.0.1 torchrl==0.14.1 envpool==1.2.5 ray==2.60.0
 
-.PHONY: run test test-slow check bench bench-quick bench-peers train matrix soak clean
+.PHONY: run test test-slow check bench bench-quick bench-predict bench-peers train matrix soak clean
 
 run: $(VENV)/.base
 	$(BIN)/mprunner collect ALE/Breakout-v5 --num-runners 2 --steps 20000
@@ -25,13 +25,17 @@ check: $(VENV)/.dev
 	$(BIN)/python -m flake8
 	$(BIN)/python -m mypy
 
-# About ten minutes, on a machine that does nothing else; then README.md's tables and pictures.
+# About seven minutes, on a machine that does nothing else; then README.md's tables and pictures.
 bench: $(VENV)/.bench $(VENV)/.slow
 	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 1.5
 	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 2 --peers
-	$(BIN)/python benchmarks/predict.py --seconds 0.5
 	$(BIN)/python benchmarks/sample.py --repeats 5
 	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 1.5 --update-readme
+	$(BIN)/python benchmarks/report.py
+
+# A quarter of an hour: thirty pools and vector environments, one after the other.
+bench-predict: $(VENV)/.bench $(VENV)/.slow
+	$(BIN)/python benchmarks/predict.py --repeats 9
 	$(BIN)/python benchmarks/report.py
 
 # Under two minutes; fails only below generous floors.
