@@ -25,7 +25,7 @@ check: $(VENV)/.dev
 	$(BIN)/python -m flake8
 	$(BIN)/python -m mypy
 
-# About seven minutes, on a machine that does nothing else; then README.md's tables and pictures.
+# About six minutes, on a machine that does nothing else; then README.md's tables and pictures.
 bench: $(VENV)/.bench $(VENV)/.slow
 	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 1.5
 	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 2 --peers
