@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 
-def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     """Return as soon as `condition` holds; fail if it does not within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it has not happened in time"
         time.sleep(0.002)
+
+
+def within(limit_s: float) -> float:
+    """A time limit for this machine as it is now: longer where more runs than there are cores."""
+    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Background:

@@ -71,7 +71,7 @@ def is_actor(pid: int) -> bool:
 
 def check_nothing_left() -> None:
     """No actor of ours, no thread of ours."""
-    eventually(lambda: not actors(), 10)
+    eventually(lambda: not actors())
     eventually(
         lambda: not [t for t in threading.enumerate() if t.name.startswith("mprunner")], 5
     )

@@ -26,6 +26,7 @@ from tests.commands import run_here
 from tests.streams import RecordingMemory, check_record
 from tests.tagged import TAG_SHAPE, Tag
 from tests.toys import GreedyModel, greedy, probe_q
+from tests.waiting import within
 from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 on_ray = [
@@ -120,7 +121,7 @@ class TestArguments(PoolCase):
         began = time.monotonic()
         with pytest.raises(ConfigurationError, match=message):
             self.pool(memory, [Tag(i).factory() for i in range(2)], **options)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < within(5)
         assert not actors()
 
     def test_only_for_ray(self):

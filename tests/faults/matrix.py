@@ -26,10 +26,9 @@ from mprunner import (
     WorkerStalled,
 )
 from tests.faults.players import EXIT_CODE, OURS, STAGES, WAYS, FaultyPlayer, Fuse
-from tests.faults.pools import within
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import EPISODE, RUNNER, STEP, TAG_SHAPE, Tag
-from tests.waiting import eventually
+from tests.waiting import eventually, within
 
 POLICIES = ("raise", "restart")
 METHODS = ("forkserver", "spawn")

@@ -110,11 +110,6 @@ def shared_names() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)}
 
 
-def within(limit_s: float) -> float:
-    """A time limit for this machine as it is now: longer where more runs than there are cores."""
-    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def seconds(call: Callable[[], Any]) -> float:
     """That a call takes."""
     began = time.monotonic()

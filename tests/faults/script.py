@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 from types import TracebackType
 
-from tests.faults.pools import bearers, shared_names, tick_of, within
-from tests.waiting import eventually
+from tests.faults.pools import bearers, shared_names, tick_of
+from tests.waiting import eventually, within
 
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,9 +24,9 @@ import psutil
 
 from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
 from tests.faults.players import FaultyPlayer, Fuse, die
-from tests.faults.pools import within
 from tests.faults.whole import check_stack
 from tests.tagged import TAG_SHAPE
+from tests.waiting import within
 
 NUM_RUNNERS = 4
 STALENESS = 64

@@ -21,10 +21,10 @@ import pytest
 from mprunner import ClosedError, ReplayMemory, WorkerDied, WorkerRaised
 from mprunner.activity import Doing
 from tests.faults.players import AwkwardError, FaultyPlayer, Fuse
-from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, tags, within
+from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, tags
 from tests.faults.whole import SealedMemory, check_stacks
 from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Discrete, Ledger, TagPlayer
-from tests.waiting import Background, eventually
+from tests.waiting import Background, eventually, within
 
 
 class TestCalls:

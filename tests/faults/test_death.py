@@ -23,11 +23,11 @@ from mprunner import (
 from mprunner.activity import Doing
 from mprunner.backends import launch
 from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, step_until, tags, within
+from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, step_until, tags
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import EPISODE, TAG_SHAPE, TagPlayer
 from tests.toys import GreedyModel, SeededPlayer, greedy
-from tests.waiting import Background, eventually
+from tests.waiting import Background, eventually, within
 
 
 def faulty(root: Any, **options: Any) -> Any:

@@ -13,9 +13,10 @@ import pytest
 
 from mprunner import PredictorError, WorkerError, WorkerRaised
 from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import pool, seconds, step_until, tags, within
+from tests.faults.pools import pool, seconds, step_until, tags
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import CLOSES, EPISODE, FACTORIES, TAG_SHAPE, Ledger, TagPlayer
+from tests.waiting import within
 
 pytestmark = pytest.mark.parametrize("backend", ["inline", "thread"])
 

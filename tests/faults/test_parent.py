@@ -11,9 +11,8 @@ import time
 import psutil
 import pytest
 
-from tests.faults.pools import within
 from tests.faults.script import Script
-from tests.waiting import eventually
+from tests.waiting import eventually, within
 
 METHODS = ("forkserver", "spawn", "fork")
 
