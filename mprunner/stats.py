@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
 
 #: Batches that are noted before they are counted.
 _MOST_BATCHES = 256
@@ -142,17 +141,6 @@ class Histogram:
         if value > self._max:
             self._max = value
 
-    def add_all(self, values: Sequence[float]) -> None:
-        """Count each of `values` (at least 0) once: for many, much faster than one by one."""
-        found = np.asarray(values, np.float64)
-        logs = np.log(np.maximum(found, 1e-9)) / self._LOG_STEP
-        keys = np.where(found > 1e-9, np.floor(logs), -1000)
-        for key, times in zip(*np.unique(keys, return_counts=True)):
-            self._bins[int(key)] = self._bins.get(int(key), 0) + int(times)
-        self._count += len(found)
-        self._sum += float(found.sum())
-        self._max = max(self._max, float(found.max(initial=0.0)))
-
     def summary(self) -> Distribution:
         """What was counted so far."""
         if not self._count:
@@ -258,9 +246,10 @@ class Recorder:
     def _count_batches(self) -> None:
         with self.changed:
             batches = self._batches
-            noted = [batches.popleft() for _ in range(len(batches))]
-            self.batch_size.add_all([size for size, _ in noted])
-            self.batch_latency_s.add_all([latency_s for _, latency_s in noted])
+            while batches:
+                size, latency_s = batches.popleft()
+                self.batch_size.add(size)
+                self.batch_latency_s.add(latency_s)
 
     def take_scores(self) -> list[float]:
         """The scores of the games that ended since the last call."""
