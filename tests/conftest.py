@@ -7,10 +7,12 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,6 +27,7 @@ pytest.register_assert_rewrite(
     "tests.backends.contract_pace",
     "tests.backends.contract_streams",
 )
+from tests.waiting import HANG_S  # noqa: E402  (rewritten first)
 
 # Started in the background by a shell, or by nohup, this process has SIGINT or SIGHUP ignored, and
 # so would every program that the tests start and send them to.
@@ -35,7 +38,6 @@ for _signum, _handler in (
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, _handler)
 
-_GRACE_S = 2.0
 #: Of the semaphores that this process and its children make, to tell them from other programs'.
 _SEMAPHORES = f"mprunner-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = f"/{_SEMAPHORES}"
@@ -78,7 +80,7 @@ def _shared_memory() -> set[str]:
 
 def _left_names(before: set[str]) -> set[str]:
     """New names in /dev/shm that stay and that no other program on this machine uses."""
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + HANG_S
     while (new := _shared_memory() - before) and time.monotonic() < deadline:
         if all(map(_is_foreign, new)):
             return set()
@@ -103,7 +105,7 @@ def _our_threads() -> set[threading.Thread]:
 
 def _ended_threads(before: set[threading.Thread]) -> bool:
     """New threads of ours end within the grace time; one that has done its work may still run."""
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + HANG_S
     for thread in _our_threads() - before:
         thread.join(max(0.0, deadline - time.monotonic()))
     return _our_threads() <= before
@@ -111,7 +113,7 @@ def _ended_threads(before: set[threading.Thread]) -> bool:
 
 def _settled(before: set[int]) -> set[int]:
     """New children that are still there after the grace time."""
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + HANG_S
     while (new := _children() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     return new
@@ -132,6 +134,22 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     after = _descriptors()
     more = {k: (fds.get(k, 0), n) for k, n in after.items() if n > fds.get(k, 0)}
     assert not more, f"descriptors are left (kind: before, after): {more}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """For each failure the seed and the one command that repeats it."""
+    config = terminalreporter.config
+    failed = [
+        report.nodeid.partition("@")[0]  # a group of tests that share something follows it
+        for outcome in ("failed", "error")
+        for report in terminalreporter.getreports(outcome)
+    ]
+    for nodeid in dict.fromkeys(failed):
+        seed = config.getoption("hypothesis_seed", None)
+        shown = "" if seed is None else f" --hypothesis-seed {seed}"
+        terminalreporter.write_line(
+            f"seed {seed}; again: {sys.executable} -m pytest{shown} '{nodeid}'"
+        )
 
 
 def _start_helpers() -> None:

@@ -20,6 +20,7 @@ from gymnasium.wrappers import AtariPreprocessing
 from mprunner.atari import AtariPlayer
 from mprunner.atari_games import RESTORABLE
 from mprunner.errors import ClosedError, ConfigurationError, MissingExtraError
+from tests.waiting import HANG_S
 
 ale_py = pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")
@@ -369,6 +370,6 @@ def test_a_missing_extra(module: str, package: str, monkeypatch: pytest.MonkeyPa
 def test_importing_the_module_needs_no_extra() -> None:
     script = "import sys, mprunner.atari; print([m for m in ('ale_py', 'cv2') if m in sys.modules])"
     output = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     assert output.stdout == "[]\n"

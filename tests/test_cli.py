@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,8 @@ import psutil
 import pytest
 
 import mprunner
+from tests.waiting import HANG_S
 
-_LIMIT_S = 50.0
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 
@@ -34,7 +33,7 @@ def _command(*arguments: Any) -> list[str]:
 
 def _run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        _command(*arguments), capture_output=True, text=True, timeout=_LIMIT_S, **options
+        _command(*arguments), capture_output=True, text=True, timeout=HANG_S, **options
     )
 
 
@@ -232,16 +231,14 @@ def test_version_and_wrong_usage_as_processes() -> None:
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_ctrl_c(backend: str) -> None:
-    """130, a line, no traceback, and nobody is left after 3 s."""
+    """130, a line, no traceback, and nobody is left."""
     with _running("CartPole-v1", "--steps", 10**8, "--backend", backend, "--json") as process:
         family = psutil.Process(process.pid).children(recursive=True)
-        began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=_LIMIT_S)
-        gone, alive = psutil.wait_procs(family, timeout=3.0)
-        took = time.monotonic() - began
+        out, err = process.communicate(timeout=HANG_S)
+        _, alive = psutil.wait_procs(family, timeout=HANG_S)
     assert process.returncode == 130
-    assert not alive and took < 3.0 + 2.0  # the machine may be busy with other tests
+    assert not alive
     assert err.splitlines()[-1].startswith("interrupted; CartPole-v1: ")
     assert "Traceback" not in err
     assert json.loads(out)["interrupted"] is True
@@ -253,7 +250,7 @@ def test_nobody_reads_the_output() -> None:
         assert process.stderr is not None and process.stdout is not None
         process.stderr.close()
         process.stdout.close()
-        assert process.wait(timeout=_LIMIT_S) == 1
+        assert process.wait(timeout=HANG_S) == 1
         process.stderr = process.stdout = None
 
 
@@ -267,7 +264,7 @@ def test_summary_that_nobody_reads() -> None:
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=_LIMIT_S,
+            timeout=HANG_S,
         )
     finally:
         os.close(writer)
@@ -294,7 +291,7 @@ def _in_terminal(*arguments: Any, **environment: str) -> str:
         pass
     finally:
         os.close(controller)
-    assert process.wait(timeout=_LIMIT_S) == 0, received
+    assert process.wait(timeout=HANG_S) == 0, received
     return received.decode()
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +22,7 @@ def test_short_run_fills_the_table(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks" / "compare_threads.py", "--seconds", "0.05"]
     command += ["--repeats", "2", "--simulators", "Life in plain Python"]
     command += ["--json", record, "--readme", readme, "--update-readme"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     made = json.loads(record.read_text())
     assert [len(series["values"]) for series in made["series"]] == [2, 2, 2]

@@ -256,7 +256,6 @@ def run_torch(backend: str, num_players: int) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_players", [2, 4])
 def test_same_bits_with_torch(num_players: int) -> None:
     pytest.importorskip("torch", reason="needs torch, which `make test-slow` installs")

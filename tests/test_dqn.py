@@ -18,7 +18,7 @@ import pytest
 
 from mprunner import ReplayMemory
 from tests.envs import TagEnv
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -130,7 +130,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=HANG_S)
     assert not alive
 
 
@@ -156,7 +156,6 @@ def started(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 class TestResume:
     def test_goes_on_from_the_last_checkpoint(self, started: Any, tmp_path: Path) -> None:
         needs_torch()
@@ -164,9 +163,9 @@ class TestResume:
 
         first = started("--max-steps=10000000", "--max-seconds=500")
         checkpoint = tmp_path / dqn_checkpoint.CHECKPOINT
-        eventually(lambda: checkpoint.exists() or first.poll() is not None, timeout=120)
+        eventually(lambda: checkpoint.exists() or first.poll() is not None)
         second_one = checkpoint.stat().st_mtime_ns
-        eventually(lambda: checkpoint.stat().st_mtime_ns != second_one, timeout=60)
+        eventually(lambda: checkpoint.stat().st_mtime_ns != second_one)
         kill(first)
 
         state = dqn_checkpoint.load(tmp_path)
@@ -176,12 +175,12 @@ class TestResume:
         assert len(kept) >= min(state["steps"], 40_000) - 100
         assert len(kept.sample_batch(64)) == 64
 
-        refused = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=120)
+        refused = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=HANG_S)
         assert refused.returncode == 1 and "--resume" in refused.stderr
 
         steps = state["steps"] + 1_600
         resumed = started("--resume", f"--max-steps={steps}", "--max-seconds=10000")
-        output, _ = resumed.communicate(timeout=200)
+        output, _ = resumed.communicate(timeout=3 * HANG_S)
         assert resumed.returncode == 1, output  # for it misses the score of 1000
         assert f"resumed at step {state['steps']:,}" in output
 
@@ -206,11 +205,11 @@ class TestResume:
 
         first = started("--max-seconds=500", "--checkpoint-every=400")
         replay = tmp_path / dqn_checkpoint.REPLAY
-        eventually(lambda: replay.exists() or first.poll() is not None, timeout=120)
+        eventually(lambda: replay.exists() or first.poll() is not None)
         kill(first)
         assert not (tmp_path / dqn_checkpoint.CHECKPOINT).exists()
         second = started("--resume", "--max-steps=2000", "--max-seconds=300")
-        output, _ = second.communicate(timeout=200)
+        output, _ = second.communicate(timeout=3 * HANG_S)
         assert "resumed" not in output
         assert (tmp_path / "record.json").exists(), output
         assert json.loads((tmp_path / "record.json").read_text())["steps"] >= 2_000

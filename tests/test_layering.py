@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mprunner
+from tests.waiting import HANG_S
 
 ROOT = Path(mprunner.__file__).parent
 
@@ -159,7 +160,9 @@ def test_a_worker_loads_nothing_heavy():
         "import sys, mprunner.backends.worker; "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S
+    )
     assert (found.stdout.strip(), found.stderr) == ("[]", "")
 
 

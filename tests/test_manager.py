@@ -26,7 +26,7 @@ from mprunner.backends.process import ProcessBackend
 from tests.streams import RecordingMemory, check_record, check_streams
 from tests.tagged import CLOSES, TAG_SHAPE, Ledger, Tag, TagPlayer
 from tests.toys import GreedyModel, SeededPlayer, greedy
-from tests.waiting import Background, eventually
+from tests.waiting import HANG_S, Background, eventually
 
 
 def memory_of(**options):
@@ -436,7 +436,7 @@ def test_a_manager_that_is_dropped_closes_its_players(tmp_path):
         runners = [EnvRunner(Tag(i, 5).factory(ledger=ledger), None, memory, 2) for i in range(2)]
         manager = EnvRunnerManager(runners, 4, backend=backend)
         manager.step(1.0)
-        assert manager.join(30)
+        assert manager.join(HANG_S)
         del manager
         gc.collect()
         eventually(lambda: ledger.total(CLOSES) == before + 2)
@@ -456,7 +456,7 @@ def test_a_closed_manager_keeps_nothing_alive(backend, failed):
     manager = EnvRunnerManager(runners_of(memory, predictor=predictor), 4, backend=backend)
     try:
         manager.step(0.0)
-        manager.join(30)
+        manager.join(HANG_S)
     except MprunnerError:
         assert failed
     manager.close()

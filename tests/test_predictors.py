@@ -19,7 +19,7 @@ from mprunner.predictors import (
     to_array,
 )
 from tests.toys import GreedyModel, greedy
-from tests.waiting import Background
+from tests.waiting import HANG_S, Background
 
 Q = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -358,7 +358,7 @@ def test_readers_beside_a_writer_see_whole_weights_only():
     start = threading.Barrier(3)
 
     def read():
-        start.wait(10)
+        start.wait(HANG_S)
         versions = []
         while not versions or versions[-1] < last:
             version, value = shown(board)
@@ -367,7 +367,7 @@ def test_readers_beside_a_writer_see_whole_weights_only():
         seen.append(versions)
 
     readers = [Background(read) for _ in range(2)]
-    start.wait(10)
+    start.wait(HANG_S)
     for version in range(1, last + 1):
         board.publish(weights(version), version)
     for reader in readers:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 #: Run by test_recipes.py, some with packages that are no extras.
@@ -30,7 +32,7 @@ def test_example_runs_as_written(example: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=HANG_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

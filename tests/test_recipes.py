@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 RECIPES = Path(__file__).parent / "recipes"
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -64,7 +66,7 @@ def run(name: str, *arguments: str, path: Path | None = None) -> str:
         [sys.executable, str(RECIPES / f"{name}.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         env=environment,
     )
     assert done.returncode == 0, done.stderr

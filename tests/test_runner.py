@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 from collections import Counter
 
 import cloudpickle
@@ -22,9 +21,8 @@ from mprunner import (
     ReplayMemory,
 )
 from mprunner.checks import check_exploration
-from mprunner.blocks import BlockWriter, LocalEmitter, block_rows
 from tests.streams import RecordingMemory, check_joints, check_samples, check_streams
-from tests.tagged import TAG_SHAPE, Discrete, Tag, TagPlayer
+from tests.tagged import TAG_SHAPE, Tag, TagPlayer
 from tests.toys import (
     GreedyModel,
     InterruptedPlayer,
@@ -443,30 +441,3 @@ def test_what_is_sent_to_a_worker_is_small():
     again = cloudpickle.loads(cloudpickle.dumps(runner))
     assert again.memory is again.predictor is None
     assert (again.history_len, again.state_shape, again.dtype) == (4, (84, 84), np.uint8)
-
-
-@pytest.mark.slow
-def test_its_own_cost_is_small():
-    class Still:
-        action_space = Discrete(4)
-        frame = np.zeros((84, 84), np.uint8)
-
-        def reset(self, *, seed=None, options=None):
-            return self.frame, {}
-
-        def step(self, action):
-            return self.frame, 0.0, False, False, {}
-
-    memory = ReplayMemory(100, (84, 84), 4)
-    runner = EnvRunner(Still, None, memory, 4)
-    rows = block_rows((84, 84), memory.dtype)
-    emitter = LocalEmitter(lambda rows, info: None, rows, (84, 84), memory.dtype)
-    loop = runner.open(BlockWriter(emitter), np.random.SeedSequence(0))
-    costs = []
-    for _ in range(20):
-        began = time.thread_time()
-        for _ in range(1000):
-            loop.step(1.0)
-        costs.append((time.thread_time() - began) / 1000)
-    runner.close()
-    assert min(costs) <= 15e-6

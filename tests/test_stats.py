@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mprunner.stats import Distribution, Histogram, ManagerStats, Recorder, WorkerStats
-from tests.waiting import Background
+from tests.waiting import HANG_S, Background
 
 
 def summary_of(values):
@@ -91,10 +91,10 @@ def test_a_change_is_told():
         def wait():
             with recorder.changed:
                 waiting.set()
-                return recorder.changed.wait(10)
+                return recorder.changed.wait(HANG_S)
 
         told = Background(wait)
-        waiting.wait(10)
+        waiting.wait(HANG_S)
         tell()
         assert told.result() is True
 
@@ -104,12 +104,12 @@ def test_scores_are_taken_once_whoever_adds_them():
     start = threading.Barrier(5)
 
     def add(worker):
-        start.wait(10)
+        start.wait(HANG_S)
         for i in range(500):
             recorder.add_block(worker, 1, 1, [worker * 500.0 + i], [(0.1, 1)], {0: 1})
 
     adding = [Background(lambda worker=worker: add(worker)) for worker in range(4)]
-    start.wait(10)
+    start.wait(HANG_S)
     taken = []
     while any(one.running for one in adding):
         taken.extend(recorder.take_scores())

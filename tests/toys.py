@@ -210,7 +210,7 @@ class SlowModel(ProbeModel):
     """Takes longer than any player here."""
 
     def __call__(self, states: np.ndarray) -> np.ndarray:
-        time.sleep(0.03)
+        time.sleep(0.1)
         return super().__call__(states)
 
 

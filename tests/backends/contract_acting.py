@@ -24,6 +24,7 @@ from tests.toys import (
     probe,
     probe_q,
 )
+from tests.waiting import HANG_S
 
 
 class Acting(PoolCase):
@@ -41,7 +42,7 @@ class Acting(PoolCase):
             for _ in range(40):
                 manager.step(0.0, num_steps=3)
                 manager.step(0)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
             for record in memory.records:
                 expected = probe(record.stacks(history_len))
@@ -56,7 +57,7 @@ class Acting(PoolCase):
         )
         with self.pool(memory, [tag.factory() for tag in tags], predictor) as manager:
             manager.step(0.0, num_steps=80)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
             for record in memory.records:
                 assert record.actions == probe(record.stacks(3)).tolist()
@@ -71,7 +72,7 @@ class Acting(PoolCase):
         ]
         with self.pool(memory, [tag.factory() for tag in tags], predictors) as manager:
             manager.step(0.0, num_steps=60)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
             assert [set(record.actions) for record in memory.records] == [{3}, {2}, {1}]
 
@@ -81,8 +82,8 @@ class Acting(PoolCase):
         memory = RecordingMemory(100, TAG_SHAPE, 1, "int32")
         predictor = SlowModel() if where == "served" else LocalPredictor(SlowModel, {})
         with self.pool(memory, [Tag().factory()], predictor) as manager:
-            manager.step(0.0, num_steps=10)
-            assert manager.join(30)
+            manager.step(0.0, num_steps=5)
+            assert manager.join(HANG_S)
             (worker,) = manager.stats().workers
         assert worker.share_prediction > worker.share_player > 0
 
@@ -94,7 +95,7 @@ class Acting(PoolCase):
         with self.pool(memory, players, probe_q, kind=EpsilonRunner) as manager:
             for exploration, num_steps in asked:
                 manager.step(exploration, num_steps)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
             expected = Counter({i: n for i, (_, n) in enumerate(asked)})
             assert sum((Counter(r.actions) for r in memory.records), Counter()) == expected
@@ -109,7 +110,7 @@ class Acting(PoolCase):
         with self.pool(memory, players, probe_q, **options) as manager:
             for i in range(99):
                 manager.step(i / 1000)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             for i, record in enumerate(memory.records):
                 assert record.actions == list(range(i, 99, 3))
 
@@ -126,7 +127,7 @@ class Acting(PoolCase):
                 best[0] = value
                 for _ in range(40):
                     manager.step(0.0)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             acted = sum((Counter(r.actions) for r in memory.records), Counter())
             for record in memory.records:
                 assert record.actions == sorted(record.actions)
@@ -144,13 +145,13 @@ class Acting(PoolCase):
                     assert manager.set_weights(greedy(best)) == version
                 manager.step(0.0, num_steps=10)
                 manager.step(0.0, num_steps=10)
-                assert manager.join(30)
+                assert manager.join(HANG_S)
             refused = {"best": np.zeros(1, np.int32), "ballast": np.zeros(5, np.float32)}
             for weights in (refused, {"best": np.zeros(1, np.int32)}, [np.zeros(1)], "weights"):
                 with pytest.raises(ConfigurationError):
                     manager.set_weights(weights)
             manager.step(0.0, num_steps=20)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
             for record in memory.records:
                 acted = list(zip(record.versions, record.actions))
@@ -167,7 +168,7 @@ class Acting(PoolCase):
             options = {**options, **({"backend": backend} if backend else {})}
             with self.pool(memory, players, seed=seed, deterministic=True, **options) as manager:
                 manager.step(1.0, num_steps=60)
-                assert manager.join(30)
+                assert manager.join(HANG_S)
             return [(r.state.tolist(), r.meta.tolist()) for r in memory.records]
 
         np.random.seed(0)

@@ -10,6 +10,7 @@ from tests.backends.pool import PoolCase
 from tests.streams import RecordingMemory, check_streams
 from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Ledger, Tag
 from tests.toys import EpsilonRunner, FaultyPlayer, RaisingModel, probe_q
+from tests.waiting import HANG_S
 
 
 class Failures(PoolCase):
@@ -47,7 +48,7 @@ class Failures(PoolCase):
         with pytest.raises(WorkerRaised) as raised:
             for _ in range(500):
                 manager.step(1.0)
-            manager.join(30)
+            manager.join(HANG_S)
         self.check_awkward(raised.value, 1, where)
         for call in (lambda: manager.step(1.0), manager.join, manager.reset_stats):
             with pytest.raises(WorkerRaised) as again:
@@ -115,7 +116,7 @@ class Failures(PoolCase):
         with pytest.raises(PredictorError) as raised:
             for _ in range(500):
                 manager.step(0.0)
-            manager.join(30)
+            manager.join(HANG_S)
         if fault == "raises":
             assert raised.value.__cause__ is original
             assert "KeyError: 'the original'" in str(raised.value)
@@ -141,4 +142,4 @@ class Failures(PoolCase):
         with pytest.raises(WorkerRaised, match=r"act\(\) returned 500; .*from 0 to 3"):
             with self.pool(memory, players, probe_q, kind=EpsilonRunner) as manager:
                 manager.step(0.5)
-                manager.join(30)
+                manager.join(HANG_S)

@@ -13,7 +13,7 @@ from tests.backends.pool import PoolCase
 from tests.streams import RecordingMemory, check_record, check_streams
 from tests.tagged import CLOSES, FACTORIES, STEPS, TAG_SHAPE, Gate, Ledger, Tag
 from tests.toys import GreedyModel, greedy, probe_q
-from tests.waiting import Background, eventually
+from tests.waiting import HANG_S, Background, eventually
 
 
 class Pace(PoolCase):
@@ -30,7 +30,7 @@ class Pace(PoolCase):
                 manager.step(1.0, num_steps=1 + i % 3)
                 asked += 1 + i % 3
                 assert asked - ledger.total(STEPS) <= staleness
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert stats.steps_landed == ledger.total(STEPS) == asked
             assert stats.outstanding == 0
@@ -45,7 +45,7 @@ class Pace(PoolCase):
         with self.pool(memory, players, staleness=6) as manager:
             manager.step(1.0, num_steps=200)
             assert manager.stats().outstanding_peak <= 6
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             assert memory.num_steps == 200
             assert all(record.actions for record in memory.records)
             check_streams(memory, tags)
@@ -81,11 +81,11 @@ class Pace(PoolCase):
         # The memory is free for the next manager, and what it holds stays.
         with self.pool(memory, players) as following:
             following.step(1.0, num_steps=8)
-            assert following.join(30)
+            assert following.join(HANG_S)
             closed.pop()  # and the one before, when it goes, must not touch it
             gc.collect()
             following.step(1.0, num_steps=8)
-            assert following.join(30)
+            assert following.join(HANG_S)
             for i, record in enumerate(memory.records):
                 check_record(record, Tag(i, 5), 2)
             assert len(memory) == 26
@@ -114,7 +114,7 @@ class Pace(PoolCase):
         manager = self.pool(memory, [Tag(i, 5).factory(ledger=ledger) for i in range(2)])
         manager.step(1.0, num_steps=100)
         start = threading.Barrier(2)
-        closing = [Background(lambda: (start.wait(10), manager.close())) for _ in range(2)]
+        closing = [Background(lambda: (start.wait(HANG_S), manager.close())) for _ in range(2)]
         for call in closing:
             call.result()
         manager.close()
@@ -146,7 +146,7 @@ class Pace(PoolCase):
                 second.step(1.0, num_steps=40)
                 first.step(1.0, num_steps=20)
             first.step(1.0, num_steps=20)
-            assert first.join(30)
+            assert first.join(HANG_S)
             check_streams(memories[0], tags)
         assert [memory.num_steps for memory in memories] == [60, 40]
 
@@ -177,12 +177,12 @@ class RunAhead(PoolCase):
                 # Whichever has something to do.
                 busy = int(np.argmax([5 * (executed % 2), 5 - 5 * (executed % 2)]))
                 gates[busy].open()
-                eventually(lambda: ledger.total(STEPS) == executed + 1, 10)
+                eventually(lambda: ledger.total(STEPS) == executed + 1)
             asking.result()
             assert manager.stats().outstanding_peak == 5
             for gate in gates:
                 gate.open(50)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             assert ledger.total(STEPS) == memory.num_steps == 30
             check_streams(memory, tags)
         assert ledger.total(STEPS) == 30

@@ -13,6 +13,7 @@ from tests.backends.pool import TAGS, PoolCase
 from tests.streams import RecordingMemory, check_streams
 from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Ledger, Tag, TagPlayer
 from tests.toys import BitsPlayer, LegacyPlayer, probe_q
+from tests.waiting import HANG_S
 
 
 class Streams(PoolCase):
@@ -27,7 +28,7 @@ class Streams(PoolCase):
             for i in range(60):
                 manager.step(1.0)
                 manager.step(1.0, num_steps=1 + i % 5)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             asked = 60 + 12 * (1 + 2 + 3 + 4 + 5)
             assert memory.num_steps == manager.stats().steps_landed == asked
             check_streams(memory, tags)
@@ -38,7 +39,7 @@ class Streams(PoolCase):
         with self.pool(memory, players, staleness=64, deterministic=True) as manager:
             for _ in range(70):
                 manager.step(1.0, num_steps=10)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, TAGS)
         assert [len(record.steps) for record in memory.records] == [100] * 7
 
@@ -47,7 +48,7 @@ class Streams(PoolCase):
         memory = RecordingMemory(100, TAG_SHAPE, 2, "int32")
         with self.pool(memory, [tag.factory(LegacyPlayer) for tag in tags]) as manager:
             manager.step(1.0, num_steps=100)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
 
     def test_dtypes_are_bit_exact(self):
@@ -64,7 +65,7 @@ class Streams(PoolCase):
             player = BitsPlayer(shape, dtype)
             with self.pool(memory, [lambda: BitsPlayer(shape, dtype)]) as manager:
                 manager.step(1.0, num_steps=250)
-                assert manager.join(30)
+                assert manager.join(HANG_S)
             expected = np.stack([player.observation(at) for at in range(251)])
             assert memory.records[0].state.dtype == expected.dtype
             assert memory.records[0].state.tobytes() == expected.tobytes()
@@ -83,7 +84,7 @@ class Streams(PoolCase):
                 manager.step(1.0)
                 if i % 7 == 0:
                     windows.append(manager.reset_stats())
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             windows.append(manager.reset_stats())
             windows.append(manager.reset_stats())
             check_streams(memory, tags)
@@ -102,7 +103,7 @@ class Streams(PoolCase):
         with self.pool(memory, [Tag(0, 10**9).factory()]) as manager:
             assert manager.reset_stats() == (None, None)
             manager.step(1.0, num_steps=50)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             assert manager.reset_stats() == (None, None)
             assert manager.reset_stats() == (None, None)
             assert len(memory) == 50  # they arrive while the game is running
@@ -137,7 +138,7 @@ class Streams(PoolCase):
         players = [tag.factory(ledger=ledger)() for tag in tags]
         with self.pool(memory, players) as manager:
             manager.step(1.0, num_steps=30)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, tags)
         assert ledger.total(FACTORIES) == ledger.total(CLOSES) == 2
 
@@ -148,7 +149,7 @@ class Streams(PoolCase):
         memory = RecordingMemory(300, TAG_SHAPE, 2, "int32")
         with self.pool(memory, [lambda i=i: Local(i, 5) for i in range(2)]) as manager:
             manager.step(1.0, num_steps=30)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
             check_streams(memory, [Tag(0, 5), Tag(1, 5)])
 
     def test_an_environment_that_cannot_be_sent(self):

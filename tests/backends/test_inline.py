@@ -7,6 +7,7 @@ from tests.backends.contract import BackendContract
 from tests.streams import RecordingMemory, check_joints, check_samples
 from tests.tagged import TAG_SHAPE
 from tests.toys import InterruptedPlayer
+from tests.waiting import HANG_S
 
 
 class TestInline(BackendContract):
@@ -29,7 +30,7 @@ def test_one_may_go_on_after_ctrl_c(where, num_steps):
             except KeyboardInterrupt:
                 assert error is not None
                 error = None
-        assert manager.join(10)
+        assert manager.join(HANG_S)
         assert error is None
         stats = manager.stats()
         assert stats.steps_asked == 20 * num_steps == stats.steps_landed + stats.steps_lost

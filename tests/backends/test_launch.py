@@ -18,6 +18,7 @@ from tests.envs import TagEnv
 from tests.streams import RecordingMemory
 from tests.tagged import TAG_SHAPE, Tag
 from tests.toys import FramesPlayer, ThreadsPlayer
+from tests.waiting import HANG_S
 
 METHODS = ["forkserver", "spawn", "fork"]
 
@@ -62,7 +63,7 @@ def run(arguments, tmp_path, stdin=None, **variables):
     environment = {**os.environ, "RAN": str(ran), **variables}
     found = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
-        input=stdin, capture_output=True, text=True, timeout=40, env=environment, cwd=tmp_path,
+        input=stdin, capture_output=True, text=True, timeout=HANG_S, env=environment, cwd=tmp_path,
     )
     assert (found.returncode, found.stderr) == (0, "")
     return found.stdout.strip(), ran.read_text()
@@ -111,7 +112,7 @@ def test_one_math_thread(method):
     memory = RecordingMemory(100, TAG_SHAPE, 1, "int32")
     with pool_of(Tag(0, 9).factory(ThreadsPlayer), memory, method) as manager:
         manager.step(1.0, num_steps=10)
-        assert manager.join(30)
+        assert manager.join(HANG_S)
     assert dict(os.environ) == before
     seen = np.concatenate([record.state for record in memory.records if record.num_blocks])
     assert (seen[:, :3] == 1).all()
@@ -129,7 +130,7 @@ def test_a_worker_sees_the_parents_variables_of_today(monkeypatch):
         memory = RecordingMemory(100, TAG_SHAPE, 1, "int32")
         with pool_of(Player, memory, None, 1) as manager:
             manager.step(1.0)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
         assert (memory.records[0].state == int(value)).all()
 
 
@@ -151,7 +152,7 @@ def test_what_is_sent_to_a_worker_is_small(method, monkeypatch):
     memory._arrays.state[...] = 1
     with pool_of(FramesPlayer, memory, method, 4) as manager:
         manager.step(1.0, num_steps=16)
-        assert manager.join(30)
+        assert manager.join(HANG_S)
         for worker in manager.stats().workers:
             assert psutil.Process(worker.pid).memory_full_info().uss < 100e6
     assert len(sizes) == 4 and max(sizes) < 50_000
@@ -163,7 +164,7 @@ def test_a_workers_memory_stays_flat():
         used = []
         for _ in range(2):
             manager.step(1.0, num_steps=1500)
-            assert manager.join(40)
+            assert manager.join(HANG_S)
             used.append([
                 psutil.Process(worker.pid).memory_full_info().uss
                 for worker in manager.stats().workers
@@ -196,7 +197,7 @@ def test_an_environment_that_only_the_parent_knows(registered):
     for method, player in (("forkserver", factory), ("fork", lambda: gym.make("ParentOnly-v0"))):
         with pool_of(player, ReplayMemory(100, TAG_SHAPE, 1, "int32"), method) as manager:
             manager.step(1.0, num_steps=5)
-            assert manager.join(30)
+            assert manager.join(HANG_S)
 
 
 # ---- methods

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,13 +25,13 @@ from tests.commands import run_here
 from tests.streams import RecordingMemory, check_record
 from tests.tagged import TAG_SHAPE, Tag
 from tests.toys import GreedyModel, greedy, probe_q
-from tests.waiting import within
+from tests.waiting import HANG_S
 from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 on_ray = [
     pytest.mark.slow,
     pytest.mark.ray,
-    pytest.mark.timeout(180),
+    pytest.mark.xdist_group("ray"),  # one Ray for all of them
     pytest.mark.filterwarnings("ignore:::ray"),
 ]
 
@@ -70,7 +69,7 @@ class TestRay(AsynchronousContract):
             for round_ in range(1, 4):
                 for _ in range(20):
                     manager.step(1.0, num_steps=4)
-                assert manager.join(60)
+                assert manager.join(HANG_S)
                 assert memory.num_steps == round_ * 80
             assert manager.stats().outstanding_peak <= 32
         for record, tag in zip(memory.records, tags):
@@ -92,7 +91,7 @@ class TestRay(AsynchronousContract):
                 manager.set_weights(greedy(best))
                 for _ in range(10):
                     manager.step(0.3, num_steps=3)
-                assert manager.join(60)
+                assert manager.join(HANG_S)
         return [b"".join((r.state.tobytes(), r.meta.tobytes())) for r in memory.records]
 
 
@@ -118,10 +117,8 @@ class TestArguments(PoolCase):
     )
     def test_refused(self, options, message):
         memory = RecordingMemory(100, TAG_SHAPE, 1, "int32")
-        began = time.monotonic()
         with pytest.raises(ConfigurationError, match=message):
             self.pool(memory, [Tag(i).factory() for i in range(2)], **options)
-        assert time.monotonic() - began < within(5)
         assert not actors()
 
     def test_only_for_ray(self):

@@ -15,7 +15,7 @@ from mprunner import EnvRunner, EnvRunnerManager
 from mprunner.activity import Doing
 from tests.faults.whole import SealedMemory
 from tests.tagged import TAG_SHAPE, Tag
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 
 def pool(
@@ -55,7 +55,7 @@ def doing(manager: EnvRunnerManager, worker: int) -> Doing:
 
 def step_until(manager: EnvRunnerManager, condition: Callable[[], bool]) -> None:
     """Ask for steps; who gets them is up to the dealer, which prefers the quick."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, "it has not happened in time"
         manager.step(1.0, num_steps=2)
@@ -108,10 +108,3 @@ def shared_names() -> set[str]:
     """Names in /dev/shm, but for those that other programs on this machine may have made."""
     others = ("sem.mp-", "psm_", "torch_")
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)}
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    """That a call takes."""
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began

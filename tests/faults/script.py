@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.faults.pools import bearers, shared_names, tick_of
-from tests.waiting import eventually, within
+from tests.waiting import HANG_S, eventually
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,11 +97,11 @@ class Script:
     ) -> None:
         for pid in self.left():
             os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(HANG_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
-    def wait_for(self, *words: str, timeout: float = 30.0) -> None:
+    def wait_for(self, *words: str, timeout: float = HANG_S) -> None:
         """Read its output until it has said all of these."""
         wanted, deadline = list(words), time.monotonic() + timeout
         while wanted:
@@ -123,11 +123,10 @@ class Script:
         """Living processes that descend from it, itself included."""
         return bearers(self.token, self._began)
 
-    def ends(self, timeout: float) -> int:
+    def ends(self) -> int:
         """Wait for its end and for that of all that it started; its exit code."""
-        deadline = time.monotonic() + within(timeout)
-        code = self.process.wait(within(timeout))
-        eventually(lambda: not self.left(), max(0.1, deadline - time.monotonic()))
+        code = self.process.wait(HANG_S)
+        eventually(lambda: not self.left())
         assert shared_names() <= self._shared
         return code
 

@@ -21,10 +21,10 @@ import pytest
 from mprunner import ClosedError, ReplayMemory, WorkerDied, WorkerRaised
 from mprunner.activity import Doing
 from tests.faults.players import AwkwardError, FaultyPlayer, Fuse
-from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, tags
+from tests.faults.pools import doing, is_gone, pid_of, pool, tags
 from tests.faults.whole import SealedMemory, check_stacks
 from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Discrete, Ledger, TagPlayer
-from tests.waiting import Background, eventually, within
+from tests.waiting import HANG_S, Background, eventually
 
 
 class TestCalls:
@@ -46,16 +46,17 @@ class TestCalls:
         with pytest.raises(WorkerDied):
             while True:
                 manager.step(1.0)
-        assert seconds(manager.close) < within(3.0)
+        manager.close()
         manager.close()
         with pytest.raises(WorkerDied):
             manager.step(1.0)
 
     def test_from_another_thread_while_step_waits(self, tmp_path):
-        player = partial(FaultyPlayer, 0, way="hang", stage="step", fuse=Fuse(tmp_path))
+        fuse = Fuse(tmp_path)
+        player = partial(FaultyPlayer, 0, way="hang", stage="step", fuse=fuse)
         manager = pool([player], close_timeout=0.3)
         stepping = Background(lambda: [manager.step(1.0) for _ in range(1000)])
-        eventually(lambda: manager.stats().outstanding == 8)
+        eventually(lambda: manager.stats().outstanding == 8 and fuse.fired() is not None)
         with pytest.raises(Exception, match="in the player's step"):
             Background(manager.close).result()
         with pytest.raises(Exception, match="closed|has been in the player's step"):
@@ -73,7 +74,7 @@ class TestCalls:
         )
         manager = pool([player, TagPlayer], on_failure="restart", max_restarts=50)
         eventually(lambda: (manager.step(1.0), manager.stats().restarts >= 4)[1])
-        assert seconds(lambda: manager._close(finish=False)) < within(3.0)
+        manager._close(finish=False)
 
     def test_the_jobs_of_a_worker_that_dies_at_close_are_done(self):
         """`close()` does the steps under way, also those that need a replacement first."""
@@ -91,7 +92,7 @@ class TestCalls:
         """Where it would be replaced, but has nothing left to do, it is not missed."""
         manager = pool([TagPlayer, TagPlayer], on_failure=on_failure)
         manager.step(1.0, num_steps=8)
-        assert manager.join(10)
+        assert manager.join(HANG_S)
         pid = pid_of(manager, 0)
         eventually(lambda: doing(manager, 0) is Doing.JOB_WAIT)
         backend = manager._backend
@@ -117,7 +118,7 @@ class TestCalls:
         pids = [pid_of(manager, i) for i in range(2)]
         del manager
         gc.collect()
-        eventually(lambda: all(map(is_gone, pids)), 3.0)
+        eventually(lambda: all(map(is_gone, pids)))
 
     def test_a_closed_manager_leaves_the_memory_to_the_next(self):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
@@ -126,12 +127,12 @@ class TestCalls:
         first.close()
         with pool([partial(TagPlayer, 0, 10**6), TagPlayer], memory=memory) as second:
             second.step(1.0, num_steps=8)
-            assert second.join(10)
+            assert second.join(HANG_S)
             del first
             gc.collect()
             assert not memory.seals[0]
             second.step(1.0, num_steps=8)
-            assert second.join(10)
+            assert second.join(HANG_S)
         check_stacks(memory, range(len(memory)))
 
     def test_a_stop_that_is_interrupted_still_ends_them(self, monkeypatch):
@@ -161,7 +162,7 @@ class TestForked:
         run(manager)
         for _ in range(50):
             manager.step(1.0)
-        assert manager.join(10)
+        assert manager.join(HANG_S)
         manager.close()
         assert manager.stats().steps_landed == 58
 
@@ -193,7 +194,7 @@ class TestForked:
         def run(manager: Any) -> None:
             child = multiprocessing.get_context("fork").Process(target=self.use, args=(manager,))
             child.start()
-            child.join(10)
+            child.join(HANG_S)
             assert child.exitcode == 0
             child.close()
 
@@ -206,10 +207,10 @@ class TestForked:
             def hold() -> None:
                 with manager._step_lock, manager._memory.writer_lock:
                     held.set()
-                    done.wait(10)
+                    done.wait(HANG_S)
 
             holder = Background(hold)
-            held.wait(10)
+            held.wait(HANG_S)
             pid = os.fork()
             if pid == 0:
                 signal.alarm(5)
@@ -231,7 +232,7 @@ class TestForked:
                 try:
                     with pool([TagPlayer, TagPlayer]) as own:
                         own.step(1.0, num_steps=20)
-                        assert own.join(10)
+                        assert own.join(HANG_S)
                     os._exit(0)
                 finally:
                     os._exit(1)
@@ -294,7 +295,7 @@ class TestPlayers:
         manager = pool([Lingering, TagPlayer])
         pids = [pid_of(manager, i) for i in range(2)]
         manager.step(1.0, num_steps=8)
-        assert seconds(manager.close) < within(3.0)
+        manager.close()
         assert all(map(is_gone, pids))
 
     @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
@@ -305,7 +306,7 @@ class TestPlayers:
             [partial(Parent, tmp_path), TagPlayer], memory=memory, start_method=method
         )
         manager.step(1.0, num_steps=20)
-        assert manager.join(20)
+        assert manager.join(HANG_S)
         pids = [int(path.name) for path in tmp_path.iterdir()]
         assert len(pids) == 2 and not any(map(is_gone, pids))
         if end == "kill":
@@ -314,7 +315,7 @@ class TestPlayers:
                 while True:
                     manager.step(1.0)
         manager.close()
-        eventually(lambda: all(map(is_gone, pids)), 3.0)
+        eventually(lambda: all(map(is_gone, pids)))
 
 
 class BadEnd(TagPlayer):
@@ -369,7 +370,7 @@ class TestFull:
         )
         for _ in range(300):
             manager.step(1.0)
-        assert seconds(manager.close) < within(5.0)
+        manager.close()
         assert manager.stats().steps_landed == 300
 
     @pytest.mark.parametrize("length", [1, 5000])
@@ -380,17 +381,7 @@ class TestFull:
         ) as manager:
             for _ in range(150):
                 manager.step(1.0)
-            assert manager.join(30)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, 5000])
-    def test_a_thousand_steps_alone_with_large_observations(self, length):
-        memory = ReplayMemory(40, (1024, 1024), 1)
-        with pool(
-            [partial(Frames, (1024, 1024), length)] * 2, memory=memory, staleness=1
-        ) as manager:
-            for _ in range(1000):
-                manager.step(1.0)
+            assert manager.join(HANG_S)
 
 
 def test_close_while_predictions_are_asked_for():
@@ -403,7 +394,7 @@ def test_close_while_predictions_are_asked_for():
         for _ in range(6):
             manager.step(0.0, num_steps=10)
         eventually(lambda: doing(manager, 0) is not Doing.JOB_WAIT)
-        assert seconds(lambda: manager._close(finish=finish)) < within(3.0)
+        manager._close(finish=finish)
         if finish:
             assert manager.stats().steps_landed == 60
 
@@ -417,4 +408,4 @@ def test_two_pools_share_nothing():
                 two.step(1.0)
         two.close()
         one.step(1.0, num_steps=20)
-        assert one.join(10)
+        assert one.join(HANG_S)

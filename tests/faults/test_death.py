@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -22,12 +23,17 @@ from mprunner import (
 )
 from mprunner.activity import Doing
 from mprunner.backends import launch
+from mprunner.backends.member import Member
 from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import doing, is_gone, pid_of, pool, seconds, step_until, tags
+from tests.faults.pools import doing, is_gone, pid_of, pool, step_until, tags
 from tests.faults.whole import SealedMemory, check_survivors
-from tests.tagged import EPISODE, TAG_SHAPE, TagPlayer
+from tests.tagged import EPISODE, TAG_SHAPE, Gate, TagPlayer
 from tests.toys import GreedyModel, SeededPlayer, greedy
-from tests.waiting import Background, eventually, within
+from tests.waiting import HANG_S, Background, eventually
+
+
+#: Seconds: what the pool is given to tell a hang by. Whatever is healthy takes microseconds.
+LIMIT_S = 1.5
 
 
 def faulty(root: Any, **options: Any) -> Any:
@@ -41,21 +47,19 @@ class TestTold:
     def test_an_idle_worker_is_killed(self, worker):
         manager = pool([tag.factory() for tag in tags(5, 6, 7)], seed=0)
         manager.step(1.0, num_steps=30)
-        assert manager.join(10)
+        assert manager.join(HANG_S)
         eventually(lambda: doing(manager, worker) is Doing.JOB_WAIT)
         pid = pid_of(manager, worker)
         os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
         with pytest.raises(WorkerDied) as caught:
             while True:
                 manager.step(1.0)
-        assert time.monotonic() - killed < within(1.0)
         assert caught.value.worker == worker
         for part in (f"worker {worker}", str(pid), "SIGKILL", "waiting for a job"):
             assert part in str(caught.value)
         with pytest.raises(WorkerDied):
             manager.join()
-        assert seconds(manager.close) < within(3.0)
+        manager.close()
 
     @pytest.mark.parametrize("worker", range(3))
     def test_an_idle_worker_is_killed_and_the_others_go_on(self, worker):
@@ -64,23 +68,21 @@ class TestTold:
         players = [tag.factory() for tag in lengths]
         with pool(players, memory=memory, on_failure="restart") as manager:
             manager.step(1.0, num_steps=30)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             os.kill(pid_of(manager, worker), signal.SIGKILL)
             manager.step(1.0, num_steps=50)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert (stats.steps_landed, stats.steps_lost, stats.restarts) == (80, 0, 1)
 
-    def test_killed_at_step_50_of_500_calls(self):
+    def test_killed_between_two_calls(self):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
         manager = pool([tag.factory() for tag in tags(20, 30)], memory=memory)
         with pytest.raises(WorkerDied, match="worker 1 .* died of signal SIGKILL"):
-            for i in range(500):
+            for i in itertools.count():
                 manager.step(1.0)
                 if i == 50:
                     os.kill(pid_of(manager, 1), signal.SIGKILL)
-                    killed = time.monotonic()
-        assert time.monotonic() - killed < within(1.0)
         manager.close()
         check_survivors(memory, tags(20, 30), {1})
 
@@ -89,7 +91,7 @@ class TestTold:
             with pytest.raises(WorkerRaised) as caught:
                 with pool([partial(Raising, kind), TagPlayer]) as manager:
                     manager.step(1.0, num_steps=50)
-                    manager.join(10)
+                    manager.join(HANG_S)
             assert caught.value.original_type == kind.__name__
             assert "the simulator's own" in caught.value.original_message
 
@@ -107,8 +109,8 @@ class TestTold:
         manager = pool([TagPlayer, TagPlayer], predictor, kind=Hiding)
         with pytest.raises(Exception, match="no Q today"):
             manager.step(0.0, num_steps=50)
-            manager.join(10)
-        assert seconds(manager.close) < within(3.0)
+            manager.join(HANG_S)
+        manager.close()
 
     def test_a_death_and_its_last_words_in_one_round(self):
         """The sentinel may come first; what was sent before is taken in, and only once."""
@@ -127,7 +129,7 @@ class TestTold:
                 manager.step(1.0, num_steps=8)
                 os.kill(pid_of(manager, 0), signal.SIGKILL)
                 manager.step(1.0, num_steps=8)
-                assert manager.join(10)
+                assert manager.join(HANG_S)
                 eventually(lambda: manager.stats().restarts == deaths)
                 eventually(lambda: manager.stats().workers[0].state == "running")
                 sentinels.update(member.sentinel for member in manager._backend._members)
@@ -174,12 +176,13 @@ class TestReplaced:
         with pool(
             [TagPlayer], on_failure="restart", max_restarts=1, restart_window=0.2
         ) as manager:
-            for _ in range(3):
+            for restarts in range(1, 4):
                 os.kill(pid_of(manager, 0), signal.SIGKILL)
-                killed = time.monotonic()
                 manager.step(1.0, num_steps=20)
-                assert manager.join(10)
-                eventually(lambda: time.monotonic() - killed > 0.4)
+                eventually(lambda: manager.stats().restarts == restarts)
+                assert manager.join(HANG_S)
+                replaced = time.monotonic()
+                eventually(lambda: time.monotonic() - replaced > 0.2)
             assert manager.stats().restarts == 3
 
     def test_a_replacement_has_a_new_seed_and_new_episodes(self):
@@ -189,11 +192,11 @@ class TestReplaced:
             on_failure="restart", seed=5,
         ) as manager:
             manager.step(1.0, num_steps=40)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             os.kill(pid_of(manager, 0), signal.SIGKILL)
             eventually(lambda: manager.stats().restarts == 1)
             manager.step(1.0, num_steps=40)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
         seeds = [record.state[:, 1] for record in memory.records]
         assert len(set(seeds[0])) == 2 and len(set(seeds[1])) == 1
         assert not set(seeds[0]) & set(seeds[1])
@@ -213,7 +216,7 @@ class TestReplaced:
             )
             pid_of(manager, 0)
             manager.step(1.0, num_steps=50)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             manager.reset_stats()
             stats = manager.stats()
         assert stats.restarts == 3
@@ -228,14 +231,14 @@ class TestReplaced:
             on_failure="restart",
         ) as manager:
             manager.step(0.0, num_steps=20)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             manager.set_weights(greedy(1))
             version = manager.set_weights(greedy(3))
             for worker in (0, 1):
                 os.kill(pid_of(manager, worker), signal.SIGKILL)
             eventually(lambda: manager.stats().restarts == 2)
             manager.step(0.0, num_steps=20)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             assert manager.stats().steps_landed == 40
         for record in memory.records:
             after = record.actions.index(3)
@@ -245,15 +248,18 @@ class TestReplaced:
     def test_more_jobs_than_the_queue_holds_are_sent_again(self, tmp_path):
         """512 wait in the queue and one is being done as the worker dies."""
         player = faulty(tmp_path, way="SIGKILL", stage="step", at=1)
+        gate = Gate(tmp_path / "gate")
         with pool(
-            [partial(Slow, player), TagPlayer], staleness=2000, on_failure="restart"
+            [partial(Gated, player, gate), TagPlayer], staleness=2000, on_failure="restart"
         ) as manager:
             for _ in range(1500):
                 manager.step(1.0)
+            gate.open(2)  # for the one that dies and for its replacement
             step_until(manager, lambda: manager.stats().restarts == 1)
-            assert manager.join(20)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert (stats.steps_landed, stats.steps_lost) == (stats.steps_asked, 0)
+        gate.close()
 
     def test_a_start_that_fails_is_tried_again(self, monkeypatch):
         plain, failures = launch.WorkerProcess.launch, iter([OSError(24, "no descriptor")])
@@ -267,7 +273,7 @@ class TestReplaced:
         monkeypatch.setattr(launch.WorkerProcess, "launch", refuse)
         os.kill(pid_of(manager, 0), signal.SIGKILL)
         manager.step(1.0, num_steps=50)
-        assert manager.join(10)
+        assert manager.join(HANG_S)
         assert manager.stats().restarts == 2
         monkeypatch.setattr(launch.WorkerProcess, "launch", _never)
         os.kill(pid_of(manager, 1), signal.SIGKILL)
@@ -280,13 +286,13 @@ class TestReplaced:
         """Its workers count as dead, are ended, and come back from a new server."""
         with pool([TagPlayer, TagPlayer], on_failure="restart") as manager:
             manager.step(1.0, num_steps=20)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             workers = [pid_of(manager, i) for i in range(2)]
             (server,) = [s._forkserver_pid for s in launch._servers.values()]
             os.kill(server, signal.SIGKILL)
             eventually(lambda: manager.stats().restarts == 2)
             manager.step(1.0, num_steps=50)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             assert not {pid_of(manager, i) for i in range(2)} & set(workers)
             eventually(lambda: all(map(is_gone, workers)))
 
@@ -297,7 +303,7 @@ class TestReplaced:
         with pool([TagPlayer], on_failure="restart", on_restart=callback) as manager:
             os.kill(pid_of(manager, 0), signal.SIGKILL)
             manager.step(1.0, num_steps=20)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
         assert "not now" in caplog.text
         caplog.clear()  # its records keep the traceback, and that the pool
 
@@ -308,19 +314,20 @@ class TestReplaced:
             step_until(manager, lambda: manager.stats().restarts == 2)
             pid_of(manager, 0)
             manager.step(1.0, num_steps=100)
-            assert manager.join(10)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert (stats.steps_landed, stats.steps_lost) == (stats.steps_asked, 0)
         starts = set(memory.records[0].state[:, EPISODE] // EPISODES_PER_START)
         assert starts == {0, 1, 2}
 
 
-class Slow(TagPlayer):
-    """Hesitates before its first step, so that its queue fills; then plays another player."""
+class Gated(TagPlayer):
+    """Plays another player, but takes its first step only when it may."""
 
-    def __init__(self, factory: Any) -> None:
+    def __init__(self, factory: Any, gate: Gate) -> None:
         super().__init__()
         self._player = factory()
+        self._gate = gate
         self._first = True
 
     def reset(self, **options: Any) -> Any:
@@ -328,7 +335,7 @@ class Slow(TagPlayer):
 
     def step(self, action: int) -> Any:
         if self._first:
-            time.sleep(0.3)
+            self._gate.wait()
         self._first = False
         return self._player.step(action)
 
@@ -359,84 +366,85 @@ class Stubborn(TagPlayer):
         self.linger("close")
 
 
-class Sluggish(TagPlayer):
-    def step(self, action):
-        time.sleep(0.34)
-        return super().step(action)
-
-
 class TestStalled:
     def test_it_is_told_with_its_stack(self):
-        manager = pool([partial(Stubborn, "step"), TagPlayer], step_timeout=0.4)
-        began = time.monotonic()
+        manager = pool([partial(Stubborn, "step")], step_timeout=LIMIT_S)
         with pytest.raises(WorkerStalled) as caught:
             while True:
                 manager.step(1.0)
-        assert time.monotonic() - began < within(2.0)
         assert caught.value.worker == 0
-        assert caught.value.seconds > 0.4
-        for part in ("in the player's step()", "step_timeout is 0.4 s", "linger"):
+        assert caught.value.seconds > LIMIT_S
+        for part in ("in the player's step()", f"step_timeout is {LIMIT_S:g} s", "linger"):
             assert part in str(caught.value)
-        assert seconds(manager.close) < within(3.0)
+        manager.close()
 
     def test_it_is_replaced(self, tmp_path):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
         player = faulty(tmp_path, way="hang", stage="step")
         with pool(
-            [player, TagPlayer], memory=memory, step_timeout=0.4, on_failure="restart"
+            [player, TagPlayer], memory=memory, step_timeout=LIMIT_S, on_failure="restart"
         ) as manager:
-            step_until(manager, lambda: manager.stats().restarts == 1)
-            assert manager.join(10)
+            step_until(manager, lambda: manager.stats().restarts >= 1)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert stats.steps_landed + stats.steps_lost == stats.steps_asked
 
     def test_a_factory_that_hangs(self):
-        began = time.monotonic()
         with pytest.raises(WorkerStalled) as caught:
-            pool([TagPlayer, partial(Stubborn, "factory")], start_timeout=1.5)
-        assert time.monotonic() - began < within(1.5 + 3.0)
-        for part in ("worker 1", "in the player's factory", "start_timeout is 1.5 s", "linger"):
+            pool([partial(Stubborn, "factory")], start_timeout=2 * LIMIT_S)
+        limit = f"start_timeout is {2 * LIMIT_S:g} s"
+        for part in ("worker 0", "in the player's factory", limit, "linger"):
             assert part in str(caught.value)
 
     @pytest.mark.parametrize("where", ["step", "close"])
     def test_close_does_not_wait_for_it(self, where):
-        manager = pool([partial(Stubborn, where), TagPlayer], close_timeout=0.5)
+        manager = pool([partial(Stubborn, where)], close_timeout=LIMIT_S)
         manager.step(1.0, num_steps=8)
-        began = time.monotonic()
         with pytest.raises(WorkerStalled, match=f"in the player's {where}"):
             manager.close()
-        assert time.monotonic() - began < within(3.0)
         manager.close()
 
-    def test_one_that_moves_on_was_only_slow(self):
-        """Each step takes a little longer than the limit, and ends before the stack is there."""
-        with pool([Sluggish, TagPlayer], step_timeout=0.3) as manager:
-            for _ in range(6):
+    def test_one_that_moves_on_was_only_slow(self, monkeypatch, tmp_path):
+        """Each step takes longer than the limit, and ends before the stack is looked at."""
+        gate, late = Gate(tmp_path / "gate"), []
+        confirm = Member._confirm
+
+        def let_it_move_on(member: Member, *arguments: Any) -> Any:
+            late.append(member.index)
+            gate.open()
+            eventually(lambda: member.channel.activity.doing is Doing.JOB_WAIT)
+            return confirm(member, *arguments)
+
+        monkeypatch.setattr(Member, "_confirm", let_it_move_on)
+        with pool([partial(TagPlayer, gate=gate)], step_timeout=0.3) as manager:
+            for _ in range(2):
                 manager.step(1.0)
-            assert manager.join(20)
+                assert manager.join(HANG_S)
+        assert len(late) >= 2
+        gate.close()
 
     def test_a_slow_predictor_is_not_the_workers_fault(self):
         """All wait for it longer than `step_timeout`: for answers, for blocks, for turns."""
         def predictor(states: np.ndarray) -> np.ndarray:
-            time.sleep(0.3)
+            time.sleep(1.3 * LIMIT_S)
             return np.zeros((len(states), 4))
 
         with pool(
-            [TagPlayer] * 3, predictor, step_timeout=0.2, staleness=6, max_batch_size=1
+            [TagPlayer] * 3, predictor, step_timeout=LIMIT_S, max_batch_size=1
         ) as manager:
-            for _ in range(4):
-                manager.step(0.0, num_steps=2)
-            assert manager.join(20)
+            for _ in range(3):
+                manager.step(0.0)
+            assert manager.join(HANG_S)
 
     def test_a_learner_that_holds_the_memory_is_not_the_workers_fault(self):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
         with pool(
-            [TagPlayer] * 2, memory=memory, step_timeout=0.2, staleness=2000
+            [TagPlayer] * 2, memory=memory, step_timeout=LIMIT_S, staleness=2000
         ) as manager:
             with memory.writer_lock:
                 manager.step(1.0, num_steps=2000)
-                time.sleep(0.8)
-            assert manager.join(20)
+                time.sleep(2 * LIMIT_S)
+            assert manager.join(HANG_S)
 
     def test_a_predictor_that_hangs_does_not_keep_close(self):
         let_go = Background(lambda: None)
@@ -447,10 +455,10 @@ class TestStalled:
                 time.sleep(0.01)
             return np.zeros((len(states), 4))
 
-        manager = pool([TagPlayer] * 2, predictor, close_timeout=0.5)
+        manager = pool([TagPlayer] * 2, predictor, close_timeout=LIMIT_S)
         stepping = Background(lambda: [manager.step(0.0) for _ in range(100)])
         eventually(lambda: doing(manager, 0) is Doing.PREDICTION_WAIT)
-        assert seconds(manager.close) < within(4.0)
+        manager.close()
         with pytest.raises(Exception, match="the manager is closed"):
             stepping.result()
         stop.append(1)

@@ -13,6 +13,7 @@ from mprunner import ConfigurationError, EnvRunner, MprunnerError
 from tests.faults.pools import pool
 from tests.faults.whole import SealedMemory
 from tests.tagged import TAG_SHAPE, TagPlayer
+from tests.waiting import HANG_S
 
 GOOD = 5
 
@@ -50,7 +51,7 @@ def test_what_a_step_gives(name):
     manager = pool([partial(Bad, spoil)], memory=memory)
     with pytest.raises(MprunnerError, match=f"(?s)worker 0 raised PlayerError.*{text}"):
         manager.step(1.0, num_steps=8)
-        manager.join(10)
+        manager.join(HANG_S)
     assert memory.num_steps == GOOD, "what was done before is kept"
     manager.close()
 
@@ -58,7 +59,7 @@ def test_what_a_step_gives(name):
 def test_an_info_that_cannot_be_pickled_does_not_matter():
     with pool([partial(Bad, _with_info)], staleness=16) as manager:
         manager.step(1.0, num_steps=16)
-        assert manager.join(10)
+        assert manager.join(HANG_S)
 
 
 def _with_info(o: Any, r: Any, e: Any, c: Any, i: Any) -> Any:
@@ -78,7 +79,7 @@ def test_what_a_predictor_gives(name):
     manager = pool([TagPlayer, TagPlayer], predictor)
     with pytest.raises(MprunnerError, match=text):
         manager.step(0.0, num_steps=8)
-        manager.join(10)
+        manager.join(HANG_S)
     manager.close()
 
 
@@ -91,7 +92,7 @@ def test_an_action_outside_the_space():
     manager = pool([TagPlayer, TagPlayer], kind=Wild)
     with pytest.raises(MprunnerError, match="act.. returned 4; expected an action from 0 to 3"):
         manager.step(1.0)
-        manager.join(10)
+        manager.join(HANG_S)
     manager.close()
 
 
@@ -101,7 +102,7 @@ def test_an_exploration_outside(exploration):
         with pytest.raises(ConfigurationError, match="exploration is .*expected a number in"):
             manager.step(exploration)
         manager.step(1.0, num_steps=8)
-        assert manager.join(10)
+        assert manager.join(HANG_S)
 
 
 def test_a_player_that_cannot_be_sent():

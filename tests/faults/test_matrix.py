@@ -14,6 +14,11 @@ import pytest
 from tests.faults.matrix import NOT_POSSIBLE, Case, Outcome, Run, cases
 from tests.faults.players import STAGES, WAYS
 
+#: The environment variable that names the file for what is found; `make matrix` sets it.
+RECORD = "MPRUNNER_MATRIX"
+#: Seconds, on an idle machine: a dead worker is noticed, a pool is closed.
+NOTICE_S = 1.0
+CLOSE_S = 3.0
 #: A few of each kind that run with the unmarked tests.
 _QUICK = {
     Case("unpicklable", "step", "raise", "forkserver"),
@@ -35,10 +40,10 @@ def _parameters() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[dict[Case, Outcome]]:
-    """What was found; written where MPRUNNER_MATRIX says."""
+    """What was found; written where the environment says."""
     found: dict[Case, Outcome] = {}
     yield found
-    path = os.environ.get("MPRUNNER_MATRIX")
+    path = os.environ.get(RECORD)
     if path:
         Path(path).write_text(
             json.dumps(
@@ -66,7 +71,10 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", list(_parameters()))
 def test_matrix(case, tmp_path, results):
-    results[case] = Run(case, tmp_path).outcome()
+    outcome = results[case] = Run(case, tmp_path).outcome()
+    if os.environ.get(RECORD):  # the figures count on a machine that does nothing else
+        assert outcome.notice_s < NOTICE_S, f"noticed after {outcome.notice_s:.2f} s"
+        assert outcome.close_s < CLOSE_S, f"closed after {outcome.close_s:.2f} s"
 
 
 def test_every_combination_is_tried_or_has_a_reason():

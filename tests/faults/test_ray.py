@@ -27,17 +27,20 @@ from tests.faults.pools import is_gone, pid_of, pool
 from tests.faults.script import Script
 from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import TAG_SHAPE, Gate, Tag, TagPlayer
-from tests.waiting import eventually, within
+from tests.waiting import HANG_S, eventually
 from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore:::ray"),
 ]
 
+one_cluster = pytest.mark.xdist_group("ray")
+
 TAGS = [Tag(0, 11), Tag(1, 7)]
+#: Seconds: what the pool is given to tell a hang by, and an actor to say what it is doing.
+LIMIT_S = 5.0
 #: A dead node is noticed within seconds; by Ray's defaults it takes half a minute.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
 
@@ -136,6 +139,7 @@ def kill_by_ray(manager: Any, worker: int) -> None:
 KILLS = [kill_process, kill_by_ray]
 
 
+@one_cluster
 class TestNode:
     def test_removed_in_the_middle_of_20000_steps(self, nodes, tmp_path):
         memory = SealedMemory(3000, TAG_SHAPE, 3, "int32")
@@ -153,7 +157,7 @@ class TestNode:
             for _ in range(152):
                 manager.step(1.0, num_steps=64)
             manager.step(1.0, num_steps=32)
-            assert manager.join(120)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert stats.steps_asked == 20_000 == stats.steps_landed + stats.steps_lost
             assert stats.steps_landed == memory.num_steps
@@ -165,18 +169,17 @@ class TestNode:
         check_survivors(memory, TAGS, {0, 1})
 
 
+@one_cluster
 class TestActor:
     @pytest.mark.parametrize("kill", KILLS)
     def test_killed(self, nodes, kill):
         manager = ray_pool([tag.factory() for tag in TAGS])
         manager.step(1.0, num_steps=8)
-        assert manager.join(60)
+        assert manager.join(HANG_S)
         kill(manager, 1)
-        killed = time.monotonic()
         with pytest.raises(WorkerDied, match=r"worker 1 \(pid \d+, a Ray actor\) was lost"):
-            while time.monotonic() < killed + 30:
+            while True:
                 manager.step(1.0)
-        assert time.monotonic() - killed < within(10)
         with pytest.raises(WorkerDied):
             manager.join()
         manager.close()
@@ -191,7 +194,7 @@ class TestActor:
                 manager.step(1.0, num_steps=8)
                 if i == 100:
                     kill(manager, 0)
-            assert manager.join(60)
+            assert manager.join(HANG_S)
             stats = manager.stats()
         assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (1600, 1600, 0)
         assert stats.restarts == 1
@@ -209,11 +212,11 @@ class TestActor:
             for _ in range(3):
                 manager.step(1.0, num_steps=4)
             gate.open(8)
-            eventually(lambda: manager.stats().outstanding == 4, 30)
+            eventually(lambda: manager.stats().outstanding == 4)
             assert manager.stats().steps_landed == 4
             kill_process(manager, 0)
             gate.open(4)
-            assert manager.join(60)
+            assert manager.join(HANG_S)
             stats = manager.stats()
             assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (12, 8, 4)
             assert (stats.restarts, stats.outstanding) == (1, 0)
@@ -227,11 +230,10 @@ class TestActor:
         with ray_pool(
             players, memory=memory, on_failure="restart", on_restart=told.append
         ) as manager:
-            deadline = time.monotonic() + 90
-            while manager.stats().restarts < 2 and time.monotonic() < deadline:
+            while manager.stats().restarts < 2:
                 manager.step(1.0, num_steps=4)
             manager.step(1.0, num_steps=40)
-            assert manager.join(60)
+            assert manager.join(HANG_S)
             stats = manager.stats()
         assert (stats.steps_landed, stats.steps_lost) == (stats.steps_asked, 0)
         assert stats.restarts == 2
@@ -261,44 +263,41 @@ class Sleeper(TagPlayer):
         time.sleep(3600)
 
 
+@one_cluster
 class TestStalled:
     def test_in_a_step(self, nodes):
-        manager = ray_pool([Sleeper, TagPlayer], step_timeout=1.0)
-        began = time.monotonic()
+        manager = ray_pool([Sleeper], step_timeout=LIMIT_S)
         with pytest.raises(WorkerStalled) as caught:
-            while time.monotonic() < began + 30:
+            while True:
                 manager.step(1.0, num_steps=8)
         assert caught.value.worker == 0
-        for part in ("in the player's step()", "step_timeout is 1 s", "linger"):
+        for part in ("in the player's step()", f"step_timeout is {LIMIT_S:g} s", "linger"):
             assert part in str(caught.value)
-        assert 1.0 < caught.value.seconds < 10.0
+        assert caught.value.seconds > LIMIT_S
         manager.close()
 
     def test_stopped_and_replaced(self, nodes):
-        with ray_pool([TagPlayer] * 2, step_timeout=1.0, on_failure="restart") as manager:
+        with ray_pool([TagPlayer] * 2, step_timeout=LIMIT_S, on_failure="restart") as manager:
             pid = pid_of(manager, 0)
             os.kill(pid, signal.SIGSTOP)
             manager.step(1.0, num_steps=80)
-            assert manager.join(60)
-            assert manager.stats().restarts == 1
-        eventually(lambda: is_gone(pid), within(20))
+            assert manager.join(HANG_S)
+            assert manager.stats().restarts >= 1
+        eventually(lambda: is_gone(pid))
 
     def test_close_does_not_wait_for_it(self, nodes):
-        manager = ray_pool([Sleeper, TagPlayer], staleness=32, close_timeout=1.0)
+        manager = ray_pool([Sleeper], staleness=32, close_timeout=LIMIT_S)
         manager.step(1.0, num_steps=8)
         manager.step(1.0, num_steps=8)
-        began = time.monotonic()
-        with pytest.raises(WorkerStalled, match=r"in the player's step.*close_timeout is 1 s"):
+        with pytest.raises(WorkerStalled, match=f"close_timeout is {LIMIT_S:g} s"):
             manager.close()
-        assert time.monotonic() - began < within(8.0)
 
 
+@one_cluster
 class TestRoom:
     def test_too_large_for_a_node(self, nodes):
-        began = time.monotonic()
         with pytest.raises(ConfigurationError, match="3 runners need .* have room for 2"):
             ray_pool([TagPlayer] * 3, resources_per_runner={"CPU": 2})
-        assert time.monotonic() - began < within(5)
 
     def test_taken_by_others(self, nodes):
         @nodes.ray.remote(num_cpus=3)
@@ -307,14 +306,12 @@ class TestRoom:
                 return True
 
         squatter = Squatter.remote()
-        assert nodes.ray.get(squatter.here.remote(), timeout=60)
-        began = time.monotonic()
+        assert nodes.ray.get(squatter.here.remote(), timeout=HANG_S)
         with pytest.raises(
             ConfigurationError, match=r"of 2 runners have found no place .*start_timeout is 6 s"
             r"\); each needs {'CPU': 2}, free now: {"
         ):
             ray_pool([TagPlayer] * 2, resources_per_runner={"CPU": 2}, start_timeout=6)
-        assert 6 < time.monotonic() - began < within(25)
         nodes.ray.kill(squatter)
 
 
@@ -344,17 +341,18 @@ say("ready")
 {lines}
 """
         with Script(body, tmp_path) as script:
-            script.wait_for("ready", timeout=120)
+            script.wait_for("ready", timeout=HANG_S)
             assert len(script.left()) > 4
             if way == "SIGKILL":
                 assert len([pid for pid in script.left() if is_actor(pid)]) == 2
                 os.kill(script.process.pid, signal.SIGKILL)
-                eventually(lambda: not any(map(is_actor, script.left())), within(20))
+                eventually(lambda: not any(map(is_actor, script.left())))
             # Of a driver that was killed, two of Ray's own daemons stay, some seconds or for the
             # minute in which they try to reach the head, which went before them.
-            code = script.ends(60 if way != "SIGKILL" else 120)
+            code = script.ends()
             assert code == {"close": 0, "exception": 1, "exit": 0, "SIGKILL": -9}[way]
 
+    @one_cluster
     def test_a_ray_that_was_joined_goes_on(self, nodes, tmp_path):
         path = tmp_path / "pids"
         body = PRELUDE + f"""
@@ -365,10 +363,10 @@ say("ready")
 time.sleep(3600)
 """
         with Script(body, tmp_path) as script:
-            script.wait_for("ready", timeout=120)
+            script.wait_for("ready", timeout=HANG_S)
             pids = [int(word) for word in path.read_text().split()]
             os.kill(script.process.pid, signal.SIGKILL)
-            eventually(lambda: all(map(is_gone, pids)), within(30))
+            eventually(lambda: all(map(is_gone, pids)))
         assert nodes.ray.cluster_resources()["CPU"] == 6
 
 
@@ -390,25 +388,20 @@ manager = pool([TagPlayer] * 2, backend="ray", address=cluster.address)
 manager.step(1.0, num_steps=8)
 (process,) = cluster.head_node.all_processes[{what!r}]
 os.kill(process.process.pid, signal.SIGKILL)
-killed = time.monotonic()
 say("killed")
 try:
-    while time.monotonic() < killed + 50:
+    while True:
         manager.step(1.0)
 except Exception as error:
     print(type(error).__name__, error, file=sys.stderr, flush=True)
-    assert time.monotonic() - killed < 45
     assert type(error).__name__ in {errors!r}
     say("lost")
-began = time.monotonic()
 manager.close()
 say("closed")
-print(time.monotonic() - began, file=sys.stderr, flush=True)
-assert time.monotonic() - began < 25
 os._exit(0)
 """
         with Script(body, tmp_path) as script:
-            script.wait_for("killed", timeout=120)
-            script.wait_for("lost", timeout=60)
-            script.wait_for("closed", timeout=40)
-            assert script.process.wait(20) == 0, script.stderr
+            script.wait_for("killed", timeout=HANG_S)
+            script.wait_for("lost", timeout=HANG_S)
+            script.wait_for("closed", timeout=HANG_S)
+            assert script.process.wait(HANG_S) == 0, script.stderr

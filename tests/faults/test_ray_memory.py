@@ -19,9 +19,8 @@ from tests.faults.whole import SealedMemory, check_survivors
 from tests.tagged import TAG_SHAPE, Tag
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.machine,
     pytest.mark.ray,
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore:::ray"),
 ]
 

@@ -13,6 +13,7 @@ from mprunner.errors import ClosedError, ConfigurationError, NotEnoughRows
 from mprunner.experience import Experience
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.prefetch import Batches
+from tests.waiting import HANG_S
 
 
 def memory_of(num_rows):
@@ -46,7 +47,7 @@ def test_no_more_than_prefetch_are_gathered_ahead():
         return len(made)
 
     with Batches(sample, 3) as batches:
-        assert full.wait(10)
+        assert full.wait(HANG_S)
         assert next(batches) == 1
         assert next(batches) == 2
         assert len(made) <= 5
@@ -83,7 +84,7 @@ def test_an_abandoned_iterator_ends_its_thread():
     (thread,) = threads()
     del batches
     gc.collect()
-    thread.join(10)
+    thread.join(HANG_S)
     assert not thread.is_alive()
 
 
