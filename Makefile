@@ -7,19 +7,32 @@ TORCH ?= torch==2.13.0
 # What the README's recipes use beside the extras.
 RECIPES ?= stable-baselines3 minigrid
 SOAK_SECONDS ?= 600
+CHAOS_SECONDS ?= 3600
+# Tests that run at once: most of them wait for processes, not for a core.
+JOBS ?= 3
+# Of what the tests draw at random.
+SEED ?= 0
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 --hypothesis-seed $(SEED)
 # What bench-peers compares with; these versions work together on Python 3.11.
 PEERS ?= stable-baselines3==2.9.2 tianshou==2.0.1 torchrl==0.14.1 envpool==1.2.5 ray==2.60.0
 
-.PHONY: run test test-slow check bench bench-quick bench-predict bench-peers train matrix soak clean
+.PHONY: run test test-slow test-machine test-all check bench bench-quick bench-predict bench-peers train matrix soak chaos clean
 
 run: $(VENV)/.base
 	$(BIN)/mprunner collect ALE/Breakout-v5 --num-runners 2 --steps 20000
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow and not machine"
 
 test-slow: $(VENV)/.slow
-	$(BIN)/python -m pytest -m slow --timeout 900
+	$(PYTEST) -m "slow and not machine" --timeout 900
+
+# What needs the whole machine, one test after the other.
+test-machine: $(VENV)/.slow
+	$(BIN)/python -m pytest -m machine --timeout 900
+
+# Everything; with the ten minutes of soak and the hour of chaos.
+test-all: check test test-slow test-machine soak chaos
 
 check: $(VENV)/.dev
 	$(BIN)/python -m flake8
@@ -64,6 +77,10 @@ matrix: $(VENV)/.dev
 # Workers are killed, stopped and crashed for SOAK_SECONDS while a learner samples.
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_SECONDS)
+
+# What only chance finds, for CHAOS_SECONDS; each round's seed is printed before it begins.
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis
