@@ -386,14 +386,18 @@ class TestFull:
 
 def test_close_while_predictions_are_asked_for():
     """With the last job under way, and with it left out."""
+    asked = threading.Event()
+
     def predictor(states: np.ndarray) -> np.ndarray:
+        asked.set()
         return np.zeros((len(states), 4))
 
     for finish in (True, False):
+        asked.clear()
         manager = pool([TagPlayer] * 3, predictor, staleness=60)
         for _ in range(6):
             manager.step(0.0, num_steps=10)
-        eventually(lambda: doing(manager, 0) is not Doing.JOB_WAIT)
+        assert asked.wait(HANG_S)
         manager._close(finish=finish)
         if finish:
             assert manager.stats().steps_landed == 60
