@@ -10,7 +10,7 @@ SOAK_SECONDS ?= 600
 CHAOS_SECONDS ?= 3600
 # Tests that run at once: most of them wait for processes, not for a core.
 JOBS ?= 3
-# Of what the tests draw at random.
+# Of what the tests draw at random, and of make train.
 SEED ?= 0
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 --hypothesis-seed $(SEED)
 # What bench-peers compares with; these versions work together on Python 3.11.
@@ -40,33 +40,32 @@ check: $(VENV)/.dev
 
 # About six minutes, on a machine that does nothing else; then README.md's tables and pictures.
 bench: $(VENV)/.bench $(VENV)/.slow
-	$(BIN)/python benchmarks/throughput.py --repeats 5 --seconds 1.5
-	$(BIN)/python benchmarks/scale.py --workers 1 16 64 256 --seconds 2 --peers
-	$(BIN)/python benchmarks/sample.py --repeats 5
-	$(BIN)/python benchmarks/compare_threads.py --repeats 5 --seconds 1.5 --update-readme
-	$(BIN)/python benchmarks/report.py
+	$(BIN)/python -m benchmarks.throughput --repeats 5 --seconds 1.5
+	$(BIN)/python -m benchmarks.scale --workers 1 16 64 256 --seconds 2 --peers
+	$(BIN)/python -m benchmarks.sample --repeats 5
+	$(BIN)/python -m benchmarks.compare_threads --repeats 5 --seconds 1.5 --update-readme
+	$(BIN)/python -m benchmarks.harness.report
 
 # A quarter of an hour: thirty pools and vector environments, one after the other.
 bench-predict: $(VENV)/.bench $(VENV)/.slow
-	$(BIN)/python benchmarks/predict.py --repeats 9
-	$(BIN)/python benchmarks/report.py
+	$(BIN)/python -m benchmarks.predict --repeats 9
+	$(BIN)/python -m benchmarks.harness.report
 
 # Under two minutes; fails only below generous floors.
 bench-quick: $(VENV)/.dev
-	$(BIN)/python benchmarks/quick.py
+	$(BIN)/python -m benchmarks.quick
 
 # More than an hour; the peers have an environment of their own.
 bench-peers: $(VENV)/peers/.done
-	$(VENV)/peers/bin/python benchmarks/peers.py
-	$(VENV)/peers/bin/python benchmarks/learner_side.py
-	$(VENV)/peers/bin/python benchmarks/scale.py --workers 64 --seconds 3 \
+	$(VENV)/peers/bin/python -m benchmarks.peers
+	$(VENV)/peers/bin/python -m benchmarks.learner_side
+	$(VENV)/peers/bin/python -m benchmarks.scale --workers 64 --seconds 3 \
 		--json benchmarks/results/scale_peers.json
-	$(VENV)/peers/bin/python benchmarks/report.py
+	$(VENV)/peers/bin/python -m benchmarks.harness.report
 
 # CartPole-v1 until the agent balances it: about half a minute, at most three.
-SEED ?= 0
 train: $(VENV)/.slow
-	$(BIN)/python benchmarks/dqn.py --env CartPole-v1 --seed $(SEED)
+	$(BIN)/python -m benchmarks.dqn --env CartPole-v1 --seed $(SEED)
 
 # Every way in which a worker can die, at every stage; the table goes into the README.
 matrix: $(VENV)/.dev

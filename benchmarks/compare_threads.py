@@ -1,4 +1,4 @@
-"""Threads against processes: landed steps per second on simulators that hold the GIL.
+"""Threads against processes: stored steps per second on simulators that hold the GIL.
 
 On Breakout (`AtariPlayer`, extra ``atari``) and on a simulator in plain Python. With
 ``--update-readme`` the table in README.md is made from the record, and from nothing else;
@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from measure import Check, Series, arguments, interleaved, ratios, show, spread, write
-from readme import README, replace_between
-from simulators import Life
-
+from benchmarks.harness.measure import Check, Series, interleaved, ratios, spread
+from benchmarks.harness.readme import README, replace_between
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.simulators import Life
 from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
 from mprunner.atari import AtariPlayer
+from mprunner.settings import BackendName
 
 NAME = "compare_threads"
 NUM_STEPS_PER_JOB = 16
@@ -33,17 +34,21 @@ SIMULATORS: dict[str, tuple[Callable[[], Any], int]] = {
 ALONE, THREADS, PROCESSES = "1 runner", "threads", "processes"
 
 
-def landed_rate(
-    make: Callable[[], Any], history_len: int, backend: str, num_runners: int, seconds: float
+def stored_rate(
+    make: Callable[[], Any],
+    history_len: int,
+    backend: BackendName,
+    num_runners: int,
+    seconds: float,
 ) -> float:
-    """Landed steps per second of one pool that acts at random; its start is not counted.
+    """Stored steps per second of one pool that acts at random; its start is not counted.
 
     Args:
         make: the simulator's factory.
         history_len: of the memory.
         backend: of the manager.
         num_runners: at least 1.
-        seconds: for which steps are asked; the clock runs until all of them have landed.
+        seconds: for which steps are asked; the clock runs until all of them are stored.
     """
     env = make()
     space = env.observation_space
@@ -67,13 +72,14 @@ def compare(
 ) -> tuple[list[Series], Check]:
     """All contenders on one simulator."""
     make, history_len = SIMULATORS[name]
+    contenders: list[tuple[str, BackendName, int]] = [
+        (ALONE, "inline", 1),
+        (THREADS, "thread", num_runners),
+        (PROCESSES, "process", num_runners),
+    ]
     tasks = {
-        kind: functools.partial(landed_rate, make, history_len, backend, number, seconds)
-        for kind, backend, number in (
-            (ALONE, "inline", 1),
-            (THREADS, "thread", num_runners),
-            (PROCESSES, "process", num_runners),
-        )
+        kind: functools.partial(stored_rate, make, history_len, backend, number, seconds)
+        for kind, backend, number in contenders
     }
     rates = interleaved(tasks, repeats)
     series = [
@@ -89,7 +95,7 @@ def render(record: Mapping[str, Any]) -> str:
     settings = record["settings"]
     number = settings["num_runners"]
     lines = [
-        f"| landed steps/s | 1 runner, no pool | {number} threads | {number} processes | "
+        f"| stored steps/s | 1 runner, no pool | {number} threads | {number} processes | "
         "processes : threads |",
         "|---|---|---|---|---|",
     ]
@@ -115,7 +121,7 @@ def render(record: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure, record, render."""
-    parser = arguments(__doc__, NAME, repeats=7)
+    parser = arguments(__doc__, NAME, repeats=7, seconds=3.0)
     parser.add_argument("--simulators", nargs="+", choices=SIMULATORS, default=list(SIMULATORS))
     parser.add_argument("--num-runners", type=int, default=2, help="default %(default)s")
     parser.add_argument("--no-run", action="store_true", help="take the record that is there")
@@ -132,9 +138,8 @@ def main() -> None:
             found, check = compare(name, options.num_runners, options.repeats, options.seconds)
             series += found
             checks.append(check)
-        show(series, checks)
         settings = {key: getattr(options, key) for key in ("num_runners", "repeats", "seconds")}
-        write(options.json, NAME, {**settings, "load": load}, series, checks)
+        publish(options.json, NAME, {**settings, "load": load}, series, checks)
     table = render(json.loads(options.json.read_text()))
     print(f"\n{table}")
     if options.update_readme:

@@ -7,14 +7,14 @@ and only the simulators of one round overlap.
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import partial
 
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.workloads import burn
 from mprunner import ExpReplay
 from mprunner.atari import AtariPlayer
-
-from measure import Check, Series, arguments, interleaved, ratios, show, write
 
 STEPS_PER_BATCH = 32
 LEARNER_S = (0.0, 0.01)
@@ -47,20 +47,13 @@ def batches_per_s(deterministic: bool, learner_s: float, seconds: float) -> floa
         count, began = 0, time.perf_counter()
         while (spent := time.perf_counter() - began) < seconds:
             next(batches)
-            _compute(learner_s)
+            burn(1000 * learner_s)
             count += 1
         return count / spent
 
 
-def _compute(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        for _ in range(200):
-            pass
-
-
-def main() -> int:
-    """Run it; returns the exit status."""
+def main() -> None:
+    """Measure, print and write the record."""
     options = arguments(__doc__, "deterministic_cost", repeats=3, seconds=4.0).parse_args()
     names = {
         (mode, learner_s): f"{'deterministic' if mode else 'free'}, learner {learner_s * 1e3:g} ms"
@@ -83,11 +76,9 @@ def main() -> int:
         )
         for learner_s in LEARNER_S
     ]
-    show(series, checks)
     settings = {"steps_per_batch": STEPS_PER_BATCH, "seconds": options.seconds}
-    write(options.json, "deterministic_cost", settings, series, checks)
-    return 0
+    publish(options.json, "deterministic_cost", settings, series, checks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

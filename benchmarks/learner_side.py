@@ -1,4 +1,4 @@
-"""A learner that samples 64 transitions every 4 steps: what lands, and what it gets.
+"""A learner that samples 64 transitions every 4 steps: what is stored, and what it gets.
 
 The learner draws batches of stacked states and their successors as fast as the rule allows and
 does nothing with them. mprunner in processes and in threads; gymnasium's AsyncVectorEnv with
@@ -7,13 +7,15 @@ stable-baselines3's buffer, which has to store stacks to be able to sample them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import contenders
-import measure
-import pictures
-from measure import Check, Series
-from session import Remote
+from benchmarks.contenders.registry import CONTENDERS as ALL
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.remote import Remote, rate
 
 BATCH_SIZE = 64
 EVERY = 4
@@ -42,41 +44,34 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def measure_all(repeats: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
     """Every contender that is installed."""
-    remotes: dict[str, Remote] = {}
     learner = {"batch_size": BATCH_SIZE, "every": EVERY}
-    try:
+    tasks: dict[str, Callable[[], dict[str, Any]]] = {}
+    with contextlib.ExitStack() as stack:
         for name, (contender, settings) in CONTENDERS.items():
-            if not contenders.CONTENDERS[contender].installed:
+            if not ALL[contender].installed:
                 print(f"without {name}: not installed (make bench-peers installs it)")
                 continue
-            remotes[name] = Remote(
+            remote = Remote(
                 contender=contender, workload="breakout", settings=settings, learner=learner
             )
-        tasks = {
-            name: (lambda remote=remote: remote.play(seconds))
-            for name, remote in remotes.items()
-        }
-        return measure.interleaved(tasks, repeats)
-    finally:
-        for remote in remotes.values():
-            remote.close()
+            stack.callback(remote.close)
+            tasks[name] = partial(remote.play, seconds)
+        return interleaved(tasks, repeats)
 
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    parser = measure.arguments(__doc__, "learner_side")
+    parser = arguments(__doc__, "learner_side", repeats=5, seconds=3.0)
     options = parser.parse_args()
     readings = measure_all(options.repeats, options.seconds)
-    steps = {
-        name: [r["landed"] / r["seconds"] for r in got] for name, got in readings.items()
-    }
+    steps = {name: [rate(r) for r in got] for name, got in readings.items()}
     batches = {
         name: [r["batches"] / r["seconds"] for r in got] for name, got in readings.items()
     }
     series = [
         Series(f"{name}: {what}", unit, values, CONTENDERS[name][1])
         for what, unit, rates in (
-            ("landed", "steps/s", steps),
+            ("stored", "steps/s", steps),
             ("sampled", "batches/s", batches),
         )
         for name, values in rates.items()
@@ -84,21 +79,19 @@ def main() -> None:
     found = [
         Check(
             f"learner.{name}",
-            f"landed steps/s while it learns / {name}",
-            measure.ratios(steps[OURS], values),
+            f"stored steps/s while it learns / {name}",
+            ratios(steps[OURS], values),
         )
         for name, values in steps.items()
         if name != OURS
     ]
-    measure.show(series, found)
     run = {
         "repeats": options.repeats,
         "seconds": options.seconds,
         "batch_size": BATCH_SIZE,
         "steps_per_batch": EVERY,
     }
-    measure.write(options.json, "learner_side", run, series, found)
-    pictures.draw(options.json)
+    publish(options.json, "learner_side", run, series, found)
 
 
 if __name__ == "__main__":

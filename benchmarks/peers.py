@@ -1,4 +1,4 @@
-"""What a user would take instead: transitions landed in a replay memory per second.
+"""What a user would take instead: transitions stored in a replay memory per second.
 
 The same work for all: frame skip 4, 84x84 gray, the maximum of two frames, random actions, each
 frame stored once where the peer's memory can. A sweep finds the best configuration of each
@@ -12,6 +12,7 @@ step; one whose steps take 1 ms, and one in 50 of them 50 ms.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import statistics
 import sys
@@ -19,11 +20,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import measure
-import pictures
-from contenders import CONTENDERS, Contender
-from measure import Check, Series
-from session import Remote, measured
+from benchmarks.contenders.base import Contender
+from benchmarks.contenders.registry import CONTENDERS
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.remote import Remote, measured, rate
 
 WORKLOADS = {
     "breakout": "Breakout",
@@ -52,7 +53,7 @@ TARGETS = {
     "torchrl MultiAsyncCollector": 2.0,
 }
 OURS = "mprunner"
-#: Needs a learner to make sense; `learner_side.py` has it.
+#: Needs a learner to make sense; `benchmarks.learner_side` has it.
 LEFT_OUT = ("AsyncVectorEnv + SB3 ReplayBuffer",)
 Best = dict[str, dict[str, Any]]
 
@@ -70,11 +71,6 @@ def contenders(workload: str, only: Sequence[str]) -> list[Contender]:
         else:
             print(f"without {contender.name}: {contender.module} is not installed")
     return found
-
-
-def rate(reading: dict[str, Any]) -> float:
-    """Landed transitions per second."""
-    return float(reading["landed"] / reading["seconds"])
 
 
 def sweep(
@@ -107,19 +103,22 @@ def sweep(
 def repeats(workload: str, best: Best, times: int, seconds: float) -> dict[str, list[float]]:
     """Interleaved repeats of the best configurations; stock wrappers beside, for Breakout.
 
-    Who fails is told on stderr and left out.
+    A contender that fails is named on stderr and left out.
     """
     orders = {name: (name, workload, settings) for name, settings in best.items()}
     if workload == "breakout":
         for name in _LOCK_STEP:
             if name in best:
                 orders[name + STOCK] = (name, "breakout_stock", best[name])
-    remotes: list[Remote] = []
     tasks: dict[str, Callable[[], float]] = {}
-    try:
+    with contextlib.ExitStack() as stack:
         for name, (contender, simulator, settings) in orders.items():
             print(f"\r\033[K  start: {name}", end="", file=sys.stderr)
-            order = {"contender": contender, "workload": simulator, "settings": settings}
+            order: dict[str, Any] = {
+                "contender": contender,
+                "workload": simulator,
+                "settings": settings,
+            }
             if CONTENDERS[contender].restless:
                 tasks[name] = partial(_rate_or_nan, partial(measured, seconds, **order))
                 continue
@@ -128,12 +127,9 @@ def repeats(workload: str, best: Best, times: int, seconds: float) -> dict[str, 
             except RuntimeError as error:
                 print(f"\n{error}", file=sys.stderr)
                 continue
-            remotes.append(remote)
+            stack.callback(remote.close)
             tasks[name] = partial(_rate_or_nan, partial(remote.play, seconds))
-        rates = measure.interleaved(tasks, times)
-    finally:
-        for remote in remotes:
-            remote.close()
+        rates = interleaved(tasks, times)
     return {name: got for name, got in rates.items() if not any(map(math.isnan, got))}
 
 
@@ -156,7 +152,7 @@ def checks(workload: str, rates: dict[str, list[float]]) -> list[Check]:
             Check(
                 f"peers.{workload}.{name}",
                 f"mprunner / {name}",
-                measure.ratios(rates[OURS], values),
+                ratios(rates[OURS], values),
                 target,
             )
         )
@@ -174,7 +170,6 @@ def compare(workload: str, options: argparse.Namespace) -> None:
         Series(name, "steps/s", rates[name], best[name.removesuffix(STOCK)]) for name in by_rate
     ]
     results = checks(workload, rates)
-    measure.show(series, results)
     path = options.json
     if len(options.workloads) > 1 or path.name == "peers.json":
         path = path.with_name(f"{path.stem}_{workload}.json")
@@ -186,13 +181,12 @@ def compare(workload: str, options: argparse.Namespace) -> None:
     }
     setups = {c.name: {"setup": c.setup, "doc": c.doc, "module": c.module} for c in found}
     name = f"peers_{workload}"
-    measure.write(path, name, run, series, results, contenders=setups, sweep=tried)
-    pictures.draw(path)
+    publish(path, name, run, series, results, contenders=setups, sweep=tried)
 
 
 def main() -> None:
     """Compare on each workload."""
-    parser = measure.arguments(__doc__, "peers", repeats=5, seconds=3.0)
+    parser = arguments(__doc__, "peers", repeats=5, seconds=3.0)
     parser.add_argument(
         "--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS), metavar="NAME"
     )

@@ -4,21 +4,22 @@
 with the same predictor, on Breakout. mprunner batches whatever waits; AsyncVectorEnv's batch is
 all simulators. It plays twice: with the same player, and with gymnasium's own wrapper. mprunner
 plays once more with the predictor in its workers, where nothing is asked or batched. Its jobs have
-64 steps, as those of the best processes in peers.py on Breakout; threads are as fast with 16. A
-served predictor acts on the newest weights however long a job is.
+64 steps, as those of the best processes in `benchmarks.peers` on Breakout; threads are as fast
+with 16. A served predictor acts on the newest weights however long a job is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import measure
-import pictures
-from measure import Check, Series
-from session import Remote
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.remote import Remote, rate
 
 SIZES = (2, 4, 8)
 TARGET = 1.5
@@ -42,29 +43,24 @@ def settings(kind: str, size: int) -> tuple[str, dict[str, Any]]:
 
 def measure_all(predictor: str, sizes: list[int], repeats: int, seconds: float) -> Rates:
     """Steps/s of every contender: "NAME, SIZE" -> one value per repeat."""
-    remotes: dict[str, Remote] = {}
-    try:
+    tasks: dict[str, Callable[[], float]] = {}
+    with contextlib.ExitStack() as stack:
         for size in sizes:
             for kind in KINDS:
                 contender, how = settings(kind, size)
-                remotes[f"{kind}, {size}"] = Remote(
+                remote = Remote(
                     contender=contender,
                     workload="breakout_stock" if kind == STOCK else "breakout",
                     settings=how,
                     predictor=predictor,
                 )
-        tasks = {
-            name: (lambda remote=remote: _rate(remote.play(seconds)))
-            for name, remote in remotes.items()
-        }
-        return measure.interleaved(tasks, repeats)
-    finally:
-        for remote in remotes.values():
-            remote.close()
+                stack.callback(remote.close)
+                tasks[f"{kind}, {size}"] = partial(_rate, remote, seconds)
+        return interleaved(tasks, repeats)
 
 
-def _rate(reading: Mapping[str, Any]) -> float:
-    return float(reading["landed"] / reading["seconds"])
+def _rate(remote: Remote, seconds: float) -> float:
+    return rate(remote.play(seconds))
 
 
 def _best(rates: Rates, kind: str, sizes: list[int]) -> list[float]:
@@ -83,30 +79,30 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
         Check(
             f"predict.{predictor}",
             f"{predictor}: best / best of AsyncVectorEnv",
-            measure.ratios(ours, theirs),
+            ratios(ours, theirs),
             target,
         ),
         Check(
             f"predict.{predictor}.stock",
             f"{predictor}: best / best of AsyncVectorEnv with its stock wrapper",
-            measure.ratios(ours, stock),
+            ratios(ours, stock),
             target,
         ),
         Check(
             f"predict.{predictor}.threads",
             f"{predictor}: best / best of the thread backend",
-            measure.ratios(ours, threads),
+            ratios(ours, threads),
         ),
         Check(
             f"predict.{predictor}.local",
             f"{predictor}: best with a LocalPredictor / best of AsyncVectorEnv",
-            measure.ratios(local, theirs),
+            ratios(local, theirs),
             target,
         ),
         Check(
             f"predict.{predictor}.local.served",
             f"{predictor}: best with a LocalPredictor / best served by the parent",
-            measure.ratios(local, ours),
+            ratios(local, ours),
         ),
     ]
     for size in sizes:
@@ -114,7 +110,7 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
             Check(
                 f"predict.{predictor}.{size}",
                 f"{predictor}: {size} runners / AsyncVectorEnv with {size}",
-                measure.ratios(rates[f"{OURS}, {size}"], rates[f"{THEIRS}, {size}"]),
+                ratios(rates[f"{OURS}, {size}"], rates[f"{THEIRS}, {size}"]),
             )
         )
     return found
@@ -122,7 +118,7 @@ def checks(predictor: str, rates: Rates, sizes: list[int]) -> list[Check]:
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    parser = measure.arguments(__doc__, "predict", repeats=5, seconds=1.5)
+    parser = arguments(__doc__, "predict", repeats=5, seconds=1.5)
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--predictors", nargs="*", default=["trivial", "cnn"])
     options = parser.parse_args()
@@ -140,10 +136,8 @@ def main() -> None:
             kind, _, size = name.rpartition(", ")
             how = settings(kind, int(size))[1]
             series.append(Series(f"{predictor}: {name}", "steps/s", values, how))
-    measure.show(series, found)
     run = {"repeats": options.repeats, "seconds": options.seconds, "torch_threads": 1}
-    measure.write(options.json, "predict", run, series, found)
-    pictures.draw(options.json)
+    publish(options.json, "predict", run, series, found)
 
 
 if __name__ == "__main__":

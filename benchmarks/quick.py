@@ -10,15 +10,17 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-import measure
-import sample
-from measure import Check
-from throughput import ALONE, Alone, Pool, Reading
-from workloads import SHAPE
+from benchmarks import sample
+from benchmarks.harness.measure import Check, interleaved, ratios, show
+from benchmarks.harness.record import arguments
+from benchmarks.harness.workloads import SHAPE
+from benchmarks.throughput import ALONE, Alone, Pool, Reading
 
 WORKERS = 2
 #: A load (runnable processes per core) before the start that spoils ratios of times.
@@ -48,12 +50,11 @@ def pool_checks(repeats: int, seconds: float) -> list[Check]:
     ready: dict[str, Any] = {ALONE: Alone("breakout", WORKERS)}
     try:
         ready |= {name: Pool(*how) for name, how in POOLS.items()}
-        tasks = {
-            name: (lambda contender=contender: contender.measure(seconds))
-            for name, contender in ready.items()
+        tasks: dict[str, Callable[[], Reading]] = {
+            name: partial(contender.measure, seconds) for name, contender in ready.items()
         }
         tasks["pipe"] = lambda: Reading(0.0, piped_us(5000))
-        readings = measure.interleaved(tasks, repeats)
+        readings = interleaved(tasks, repeats)
     finally:
         for contender in ready.values():
             contender.close()
@@ -62,7 +63,7 @@ def pool_checks(repeats: int, seconds: float) -> list[Check]:
     total = {name: [r.total_us for r in got] for name, got in readings.items()}
     jobs_16, jobs_1 = "mprunner, 16-step jobs", "mprunner, 1-step jobs"
     if busy:
-        print("the machine is busy: what depends on who gets the CPU is told, not judged")
+        print("the machine is busy: what depends on who gets the CPU is shown, not judged")
     by_time = [
         ("quick.jobs_16", "16-step jobs / no pool, steps/s", jobs_16, ALONE, 0.6),
         ("quick.jobs_1", "1-step jobs / no pool, steps/s", jobs_1, ALONE, 0.4),
@@ -80,45 +81,40 @@ def pool_checks(repeats: int, seconds: float) -> list[Check]:
         ),
     ]
     return [
-        Check(key, figure, _over(rates[ours], rates[theirs]), None if busy else floor)
+        Check(key, figure, ratios(rates[ours], rates[theirs]), None if busy else floor)
         for key, figure, ours, theirs, floor in by_time
     ] + [
-        Check(key, figure, _over(ours, theirs), limit, "<=")
+        Check(key, figure, ratios(ours, theirs), limit, "<=")
         for key, figure, ours, theirs, limit in by_cpu
     ]
-
-
-def _over(ours: list[float], theirs: list[float]) -> list[float]:
-    return measure.ratios(ours, theirs)
 
 
 def sample_checks(repeats: int, seconds: float) -> list[Check]:
     """A batch of 64 x (4 + 1) frames against a copy of its bytes."""
     memory = sample.filled(20_000)
     out = memory.sample_batch(sample.BATCH)
-    copies = sample.yardsticks(memory._state)
+    copies = sample.yardsticks(memory._streams.storage.state)
     tasks = {
         "ours": lambda: memory.sample_batch(sample.BATCH, out=out),
         "ring": copies[sample.RING],
     }
     timed = {
-        name: (lambda task=task: sample.microseconds(task, seconds / 10))
-        for name, task in tasks.items()
+        name: partial(sample.microseconds, task, seconds / 10) for name, task in tasks.items()
     }
-    found = measure.interleaved(timed, repeats)
-    ratio = measure.ratios(found["ours"], found["ring"])
+    found = interleaved(timed, repeats)
+    ratio = ratios(found["ours"], found["ring"])
     return [Check("quick.sample", "a batch / a memcpy from the ring", ratio, 5.0, "<=")]
 
 
 def main() -> None:
     """Measure, print, and exit with 1 if a floor is missed twice."""
-    parser = measure.arguments(__doc__, "quick", repeats=3, seconds=1.5)
+    parser = arguments(__doc__, "quick", repeats=3, seconds=1.5)
     options = parser.parse_args()
     for attempt in range(2):
         factor = 1 + attempt
         found = pool_checks(options.repeats, factor * options.seconds)
         found += sample_checks(options.repeats, factor * options.seconds)
-        measure.show([], found)
+        show([], found)
         missed = [check for check in found if check.holds is False]
         if not missed:
             return

@@ -1,7 +1,7 @@
-"""The pool on Ray: landed steps/s against processes, the driver's CPU, and how far that carries.
+"""The pool on Ray: stored steps/s against processes, the driver's CPU, and how far that carries.
 
 Breakout with two actors and 64-step jobs against the process backend on the same cores; the CPU
-of the whole driver process, and of Ray's own processes here, per landed transition; what a
+of the whole driver process, and of Ray's own processes here, per stored transition; what a
 predictor in the driver adds to a step. From the driver's cost and the bytes per transition, both
 measured, a model says how many actors one driver can feed from; its assumptions are printed.
 """
@@ -19,19 +19,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-import measure
-import pictures
-from measure import Check, Series
-from policies import predictor
-from workloads import SHAPE, factory
-
-from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
-from mprunner.experience import ROW
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.policies import predictor
+from benchmarks.harness.pools import start_pool
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.workloads import SHAPE, factory
+from mprunner.rows import ROW
+from mprunner.settings import BackendName
 
 ACTORS = 2
 JOB_STEPS = 64
-HISTORY_LEN = 4
-MEMORY_ROWS = 20_000
 STORE_BYTES = 256 * 2**20
 ROW_BYTES = ROW.itemsize + int(np.prod(SHAPE))
 #: Of a link's nominal rate, what objects of half a megabyte reach.
@@ -52,7 +49,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement, per landed transition where nothing else is said."""
+    """One measurement, per stored transition where nothing else is said."""
 
     steps_per_s: float
     driver_us: float
@@ -64,21 +61,18 @@ class Pool:
     """A pool with jobs of one size; stays up between the repeats."""
 
     def __init__(
-        self, backend: str, workload: str, actors: int, policy: str | None = None
+        self, backend: BackendName, workload: str, actors: int, policy: str | None = None
     ) -> None:
-        memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
-        runners = [
-            EnvRunner(factory(workload), predictor(policy), memory, HISTORY_LEN)
-            for _ in range(actors)
-        ]
         staleness = 2 * actors * JOB_STEPS
         self.settings = {"actors": actors, "steps_per_job": JOB_STEPS, "staleness": staleness}
         self._exploration = 1.0 if policy is None else 0.0
-        self._manager = EnvRunnerManager(runners, staleness, backend=backend, seed=0)
+        self._manager = start_pool(
+            factory(workload), actors, staleness, backend=backend, predictor=predictor(policy)
+        )
         self.measure(0.5)
 
     def measure(self, seconds: float) -> Reading:
-        """Landed steps per second, and what they cost here."""
+        """Stored steps per second, and what they cost here."""
         manager, asked = self._manager, 0
         rows = sum(worker.rows for worker in manager.stats().workers)
         daemons = daemons_cpu_s()
@@ -126,9 +120,9 @@ def readings(seconds: float, repeats: int) -> dict[str, list[Reading]]:
     """Of all contenders, in turn; all stay up, and those whose turn it is not do nothing."""
     pools: dict[str, Pool] = {}
     try:
-        for name, arguments in POOLS.items():
-            pools[name] = Pool(*arguments)
-        return measure.interleaved(
+        for name, how in POOLS.items():
+            pools[name] = Pool(*how)
+        return interleaved(
             {name: partial(pool.measure, seconds) for name, pool in pools.items()}, repeats
         )
     finally:
@@ -178,8 +172,8 @@ def checks(measured: Mapping[str, Sequence[Reading]], model: Model) -> list[Chec
     found = [
         Check(
             "ray.throughput",
-            f"landed steps/s on Ray / in processes, Breakout, {JOB_STEPS}-step jobs",
-            measure.ratios(rates["mprunner, Ray"], rates["mprunner, processes"]),
+            f"stored steps/s on Ray / in processes, Breakout, {JOB_STEPS}-step jobs",
+            ratios(rates["mprunner, Ray"], rates["mprunner, processes"]),
             0.85,
         )
     ]
@@ -203,7 +197,7 @@ def checks(measured: Mapping[str, Sequence[Reading]], model: Model) -> list[Chec
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    options = measure.arguments(__doc__, "ray_scale", repeats=15, seconds=1.5).parse_args()
+    options = arguments(__doc__, "ray_scale", repeats=15, seconds=1.5).parse_args()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
@@ -224,10 +218,9 @@ def main() -> None:
         Series(name, "steps/s", [reading.steps_per_s for reading in got])
         for name, got in measured.items()
     ]
-    measure.show(series, found)
     print("\nThe model assumes:", *ASSUMPTIONS, sep="\n- ")
     run = {"repeats": options.repeats, "seconds": options.seconds, "job_steps": JOB_STEPS}
-    measure.write(
+    publish(
         options.json, "ray_scale", run, series, found,
         model={
             "steps_per_s_of_an_actor": model.rate,
@@ -236,7 +229,6 @@ def main() -> None:
             "assumptions": ASSUMPTIONS,
         },
     )
-    pictures.draw(options.json)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,18 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pictures
-from measure import Check, Series, arguments, interleaved, ratios, show, write
-from sample_peers import peers
 
+from benchmarks.contenders.sample_peers import peers
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.record import arguments, publish
 from mprunner import ReplayMemory, Rows
-from mprunner.experience import CLOSING, ROW, TERMINATED
 from mprunner.replay.priorities import Priority
+from mprunner.rows import CLOSING, ROW, TERMINATED
 
 NAME = "sample"
 FRAME, HISTORY_LEN, BATCH = (84, 84), 4, 64
@@ -47,9 +48,10 @@ def rows_of(num_steps: int, ended: bool) -> Rows:
 def filled(max_size: int, **options: Any) -> ReplayMemory:
     """A full memory with one stream of episodes of 1,000 steps."""
     memory = ReplayMemory(max_size, FRAME, HISTORY_LEN, seed=0, **options)
-    stream, rows = memory.claim_stream(), rows_of(EPISODE, ended=True)
+    writer, rows = memory.claim_stream(), rows_of(EPISODE, ended=True)
     for _ in range(-(-max_size // len(rows))):
-        memory.extend(stream, rows)
+        writer.extend(rows)
+    writer.release()
     return memory
 
 
@@ -80,7 +82,7 @@ def yardsticks(state: np.ndarray[Any, Any]) -> dict[str, Task]:
 
 def by_loop(memory: ReplayMemory) -> Task:
     """A batch as the original makes one: index by index, frames stacked last, then stacked."""
-    state = memory._state
+    state = memory._streams.storage.state
     indices = itertools.cycle(np.random.default_rng(2).integers(0, len(state) - 9, (999, BATCH)))
 
     def stacked() -> np.ndarray[Any, Any]:
@@ -112,12 +114,12 @@ def sampling(memory: ReplayMemory, folder: str) -> dict[str, Task]:
 def by_priority() -> tuple[ReplayMemory, dict[str, Task]]:
     """Drawing alone, from a memory whose observations are small."""
     memory = ReplayMemory(1_000_000, (1,), 1, seed=0, priority=Priority())
-    stream = memory.claim_stream()
+    writer = memory.claim_stream()
     meta = np.zeros(1001, ROW)
     meta["flags"][-1] = CLOSING
     rows = Rows(np.zeros((1001, 1), np.uint8), meta, False)
     for _ in range(1000):
-        memory.extend(stream, rows)
+        writer.extend(rows)
     batch = memory.sample_batch(BATCH)
     errors = np.random.default_rng(3).random(BATCH)
     return memory, {
@@ -131,16 +133,17 @@ def by_priority() -> tuple[ReplayMemory, dict[str, Task]]:
 def intake(memory: ReplayMemory) -> dict[str, Task]:
     """Taking in blocks, and copying the same frames to the same places."""
     tasks: dict[str, Task] = {}
+    writer = memory.claim_stream()
     for num in BLOCKS:
         rows = rows_of(num, ended=False)
         places = itertools.cycle(range(0, memory.max_size - num, num))
 
         def copy(rows: Rows = rows, places: Any = places, num: int = num) -> None:
             start = next(places)
-            memory._state[start : start + num] = rows.state[1:]
+            memory._streams.storage.state[start : start + num] = rows.state[1:]
 
         tasks[f"memcpy of {num} frames"] = copy
-        tasks[f"mprunner, taking in {num} steps"] = lambda rows=rows: memory.extend(0, rows)
+        tasks[f"mprunner, taking in {num} steps"] = partial(writer.extend, rows)
     return tasks
 
 
@@ -158,20 +161,18 @@ def main() -> None:
     memory = filled(options.rows)
     prioritised, drawing = by_priority()
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        tasks = {**yardsticks(memory._state), **sampling(memory, folder), **drawing}
+        tasks = {**yardsticks(memory._streams.storage.state), **sampling(memory, folder), **drawing}
         if not options.no_peers:
             tasks.update(peers(options.rows, FRAME, HISTORY_LEN, BATCH))
         taking = intake(filled(options.rows // 4))
         timed = {
-            name: lambda task=task: microseconds(task, options.seconds)
+            name: partial(microseconds, task, options.seconds)
             for name, task in {**tasks, **taking}.items()
         }
         found = interleaved(timed, options.repeats)
     series = [Series(name, "CPU us", values) for name, values in found.items()]
     checks = checks_of(found)
-    show(series, checks)
-    write(options.json, NAME, {"rows": options.rows, "batch": BATCH}, series, checks)
-    pictures.draw(options.json)
+    publish(options.json, NAME, {"rows": options.rows, "batch": BATCH}, series, checks)
 
 
 def checks_of(found: dict[str, list[float]]) -> list[Check]:

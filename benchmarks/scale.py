@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import contenders
-import measure
-import pictures
-import session
-from measure import Check, Series
+from benchmarks.contenders.registry import CONTENDERS
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.remote import measured, rate
 
 STEP_S = 0.005
 JOB_STEPS = 16
@@ -42,13 +41,13 @@ def pool(workers: int, seconds: float) -> dict[str, Any]:
 
 def run(contender: str, settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """One session in a process that has imported torch, where there is one."""
-    return session.measured(
+    return measured(
         seconds,
         contender=contender,
         workload="sleep_5",
         settings=settings,
         import_first="torch" if importlib.util.find_spec("torch") else None,
-        look=True,
+        resources=True,
     )
 
 
@@ -56,12 +55,12 @@ def share(reading: Mapping[str, Any]) -> float:
     """Of the rate at which the simulators would step if nothing else took time."""
     settings = reading["settings"]
     ideal = (settings.get("workers") or settings["num_envs"]) / STEP_S
-    return float(reading["landed"] / reading["seconds"] / ideal)
+    return float(rate(reading) / ideal)
 
 
 def parent_us(reading: Mapping[str, Any]) -> float:
     """CPU of the parent per transition, microseconds."""
-    return float(reading["parent_cpu_s"] / reading["landed"] * 1e6)
+    return float(reading["parent_cpu_s"] / reading["stored"] * 1e6)
 
 
 def _named(workers: int) -> str:
@@ -101,12 +100,12 @@ def checks(readings: Readings) -> list[Check]:
                 Check(
                     f"scale.rate_{key}",
                     f"steps/s at {AT} / {name}",
-                    measure.ratios([share(r) for r in ours], [share(r) for r in theirs]),
+                    ratios([share(r) for r in ours], [share(r) for r in theirs]),
                 ),
                 Check(
                     f"scale.startup_{key}",
                     f"start-up time of {name} / ours",
-                    measure.ratios([r["startup_s"] for r in theirs], started),
+                    ratios([r["startup_s"] for r in theirs], started),
                 ),
             ]
     return found
@@ -131,7 +130,7 @@ def series(readings: Readings) -> list[Series]:
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    parser = measure.arguments(__doc__, "scale", repeats=5, seconds=4.0)
+    parser = arguments(__doc__, "scale", repeats=5, seconds=4.0)
     parser.add_argument(
         "--workers", type=int, nargs="*", default=[1, 4, 16, 64, 256], metavar="N"
     )
@@ -142,11 +141,10 @@ def main() -> None:
     }
     for name in options.peers:
         contender, settings = PEERS[name]
-        if contenders.CONTENDERS[contender].installed:
+        if CONTENDERS[contender].installed:
             tasks[name] = partial(run, contender, settings, options.seconds)
-    readings = measure.interleaved(tasks, options.repeats)
+    readings = interleaved(tasks, options.repeats)
     items, found = series(readings), checks(readings)
-    measure.show(items, found)
     run_settings = {
         "repeats": options.repeats,
         "seconds": options.seconds,
@@ -154,8 +152,7 @@ def main() -> None:
         "sleep_s": STEP_S,
         "torch_imported_first": importlib.util.find_spec("torch") is not None,
     }
-    measure.write(options.json, "scale", run_settings, items, found)
-    pictures.draw(options.json)
+    publish(options.json, "scale", run_settings, items, found)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ One runner plays in this process, so that nothing else is in the figure. Games d
 the statistics cost; so their cost is the difference between two pools, with and without them,
 whose simulators always do the same: nothing at all, or a sweep through more memory than the
 caches near a core hold, as an emulator leaves them. The pools take turns. Without statistics, a
-runner does not tell what it is doing and the recorder only counts what lands.
+runner does not tell what it is doing and the recorder only counts what is stored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import time
 from functools import partial
 from typing import Any
@@ -19,36 +18,33 @@ from unittest import mock
 
 import numpy as np
 
-from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
+from benchmarks.harness.measure import Check, Series, interleaved
+from benchmarks.harness.policies import predictor
+from benchmarks.harness.pools import start_pool
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.workloads import Simulator, factory
+from mprunner import EnvRunnerManager
 from mprunner.activity import Activity
 from mprunner.stats import Recorder
 
-from measure import Check, Series, arguments, interleaved, show, write
-from policies import predictor
-from workloads import SHAPE, Simulator, factory
-
 STEPS_PER_JOB = 64
-HISTORY_LEN = 4
 LIMIT_PERCENT = 1.0
 IDLE, SWEEPER, BREAKOUT = "caches warm", "caches cold", "Breakout"
 POLICIES = {"random": (None, 1.0), "greedy": ("trivial", 0.0)}
 
 
 class SilentActivity(Activity):
-    """Is told and forgets."""
+    """Records nothing."""
 
     def enter(self, doing: int) -> None:
         """Nothing."""
 
 
 class SilentRecorder(Recorder):
-    """Counts what pacing needs."""
+    """Counts nothing; the ledger has what pacing needs."""
 
-    def add_block(self, worker: int, num_steps: int, *_: Any) -> None:
-        """The steps only."""
-        with self.changed:
-            self.landed[worker] += num_steps
-            self.changed.notify_all()
+    def add_block(self, *_: Any) -> None:
+        """Nothing."""
 
     def add_batch(self, size: int, latency_s: float) -> None:
         """Nothing."""
@@ -76,17 +72,17 @@ PLAYERS = {IDLE: Simulator, SWEEPER: Sweeper, BREAKOUT: factory("breakout")}
 
 def pool(player: Any, policy: str | None, silent: bool) -> EnvRunnerManager:
     """One runner, in this process."""
-    memory = ReplayMemory(20_000, SHAPE, HISTORY_LEN)
-    runner = EnvRunner(player, predictor(policy), memory, HISTORY_LEN)
     with contextlib.ExitStack() as stack:
         if silent:
             for name, kind in SILENT.items():
                 stack.enter_context(mock.patch(name, kind))
-        return EnvRunnerManager([runner], STEPS_PER_JOB, backend="inline", seed=0)
+        return start_pool(
+            player, 1, STEPS_PER_JOB, backend="inline", predictor=predictor(policy)
+        )
 
 
 def cpu_us(manager: EnvRunnerManager, exploration: float, seconds: float) -> float:
-    """CPU per landed step, in microseconds."""
+    """CPU per stored step, in microseconds."""
     steps, cpu, end = 0, time.process_time(), time.perf_counter() + seconds
     while time.perf_counter() < end:
         manager.step(exploration, STEPS_PER_JOB)
@@ -112,8 +108,8 @@ def measured(seconds: float, repeats: int) -> dict[str, list[float]]:
             manager.close()
 
 
-def main() -> int:
-    """Run it; returns the exit status."""
+def main() -> None:
+    """Measure, print and write the record."""
     options = arguments(__doc__, "stats_cost", repeats=41, seconds=0.15).parse_args()
     results = measured(options.seconds, options.repeats)
     series = [Series(name, "us", values) for name, values in results.items()]
@@ -136,11 +132,9 @@ def main() -> int:
                     unit="%",
                 )
             )
-    show(series, checks)
     settings = {"steps_per_job": STEPS_PER_JOB, "seconds": options.seconds}
-    write(options.json, "stats_cost", settings, series, checks)
-    return 0
+    publish(options.json, "stats_cost", settings, series, checks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
-"""What the pool costs: landed steps/s against processes without a pool, and the parent's CPU.
+"""What the pool costs: stored steps/s against processes without a pool, and the parent's CPU.
 
 The same player in two processes that only step it, and in the pool with jobs of 64, 16 and 1
-steps; four workers against two; the CPU of the whole parent process per landed transition, on
+steps; four workers against two; the CPU of the whole parent process per stored transition, on
 Breakout and on a simulator that costs nothing; the runner's own cost per step.
 """
 
@@ -13,23 +13,21 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import measure
-import pictures
-from measure import Check, Series
-from session import LEAD_IN_S
-from workloads import NUM_ACTIONS, SHAPE, factory
+from benchmarks.harness.measure import Check, Series, interleaved, ratios
+from benchmarks.harness.pools import HISTORY_LEN, MEMORY_ROWS, make_memory, start_pool
+from benchmarks.harness.record import arguments, publish
+from benchmarks.harness.session import LEAD_IN_S
+from benchmarks.harness.workloads import NUM_ACTIONS, SHAPE, factory
+from mprunner import EnvRunner, ReplayMemory
+from mprunner.rows import CLOSING, ROW, TRUNCATED, BlockWriter, LocalEmitter, Rows, block_rows
+from mprunner.settings import BackendName
 
-from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
-from mprunner.blocks import BlockWriter, LocalEmitter, block_rows
-from mprunner.experience import CLOSING, ROW, TRUNCATED, Rows
-
-MEMORY_ROWS = 20_000
-HISTORY_LEN = 4
 WORKERS = 2
 #: CPU of `yardstick_us` on the machine that the limits in microseconds come from.
 YARDSTICK_US = 48.0
@@ -40,7 +38,7 @@ class Reading:
     """One measurement.
 
     Attributes:
-        steps_per_s: done, and landed where there is a memory.
+        steps_per_s: done, and stored where there is a memory.
         parent_us: CPU of all threads of the parent per step.
         total_us: CPU of all processes per step, which another load hardly changes.
     """
@@ -102,10 +100,12 @@ def cpu_seconds(pid: int) -> float:
 
 def full_memory() -> ReplayMemory:
     """A memory whose ring has wrapped: the system gives it its pages only once."""
-    memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
+    memory = make_memory()
     meta = np.zeros(MEMORY_ROWS + 1, ROW)
     meta["flags"][-2:] = TRUNCATED, CLOSING
-    memory.extend(0, Rows(np.zeros((len(meta), *SHAPE), np.uint8), meta, False))
+    writer = memory.claim_stream()
+    writer.extend(Rows(np.zeros((len(meta), *SHAPE), np.uint8), meta, False))
+    writer.release()
     return memory
 
 
@@ -124,26 +124,27 @@ class Pool:
     """mprunner with jobs of one size; stays up between the repeats."""
 
     def __init__(
-        self, workload: str, workers: int, job_steps: int, backend: str = "process"
+        self, workload: str, workers: int, job_steps: int, backend: BackendName = "process"
     ) -> None:
-        memory = full_memory()
-        make = factory(workload)
-        runners = [EnvRunner(make, None, memory, HISTORY_LEN) for _ in range(workers)]
         self.settings = {
             "workers": workers,
             "steps_per_job": job_steps,
             "maximum_staleness": max(16, 2 * workers * job_steps),
         }
-        self._manager = EnvRunnerManager(
-            runners, self.settings["maximum_staleness"], backend=backend, seed=0
+        self._manager = start_pool(
+            factory(workload),
+            workers,
+            self.settings["maximum_staleness"],
+            backend=backend,
+            memory=full_memory(),
         )
         self._job_steps = job_steps
         self.measure(0.5)
 
     def measure(self, seconds: float) -> Reading:
-        """Landed steps per second, and the CPU that all threads here took per step.
+        """Stored steps per second, and the CPU that all threads here took per step.
 
-        Counted while all are at work, after a lead-in; then all of it has to land.
+        Counted while all are at work, after a lead-in; then all of it has to be stored.
         """
         self._step_for(LEAD_IN_S)
         done, workers = self._done(), self._workers_cpu()
@@ -153,7 +154,7 @@ class Pool:
         done, workers = self._done() - done, self._workers_cpu() - workers
         self._manager.join()
         stats = self._manager.stats()
-        assert stats.steps_landed == stats.steps_asked
+        assert stats.steps_stored == stats.steps_asked
         return Reading(done / elapsed, cpu / done * 1e6, (cpu + workers) / done * 1e6)
 
     def _step_for(self, seconds: float) -> None:
@@ -178,8 +179,7 @@ class Pool:
 def runner_cost_us(num_steps: int) -> Reading:
     """CPU of a step in `EnvRunner` beyond the player, rows included, in this process."""
     make = factory("null")
-    memory = ReplayMemory(MEMORY_ROWS, SHAPE, HISTORY_LEN)
-    runner = EnvRunner(make, None, memory, HISTORY_LEN)
+    runner = EnvRunner(make, None, make_memory(), HISTORY_LEN)
     dtype = np.dtype(np.uint8)
     emitter = LocalEmitter(lambda rows, info: None, block_rows(SHAPE, dtype), SHAPE, dtype)
     loop = runner.open(BlockWriter(emitter), np.random.SeedSequence(0))
@@ -233,8 +233,8 @@ def checks(readings: dict[str, list[Reading]], yardstick: list[float]) -> list[C
     found = [
         Check(
             f"throughput.jobs_{steps}",
-            f"landed steps/s, {steps}-step jobs / no pool",
-            measure.ratios(rates[f"mprunner, {steps}-step jobs"], rates[ALONE]),
+            f"stored steps/s, {steps}-step jobs / no pool",
+            ratios(rates[f"mprunner, {steps}-step jobs"], rates[ALONE]),
             target,
         )
         for steps, target in ((64, None), (16, 0.95), (1, 0.80))
@@ -243,7 +243,7 @@ def checks(readings: dict[str, list[Reading]], yardstick: list[float]) -> list[C
         Check(
             "throughput.workers_4",
             "4 workers / 2 workers, 16-step jobs",
-            measure.ratios(
+            ratios(
                 rates["mprunner, 4 workers, 16-step jobs"], rates["mprunner, 16-step jobs"]
             ),
             0.95,
@@ -256,7 +256,7 @@ def checks(readings: dict[str, list[Reading]], yardstick: list[float]) -> list[C
             Check(
                 f"throughput.cpu_{steps}",
                 f"CPU of all processes per step, {steps}-step jobs / no pool",
-                measure.ratios(pool, alone),
+                ratios(pool, alone),
             )
         )
     for label, where in (("null", "mprunner, null"), ("breakout", "mprunner")):
@@ -269,7 +269,7 @@ def checks(readings: dict[str, list[Reading]], yardstick: list[float]) -> list[C
                 Check(
                     f"{key}.resizes",
                     f"{figure} / one area resize",
-                    measure.ratios(cpu, yardstick),
+                    ratios(cpu, yardstick),
                     round(limit / YARDSTICK_US, 3),
                     "<=",
                 )
@@ -279,17 +279,17 @@ def checks(readings: dict[str, list[Reading]], yardstick: list[float]) -> list[C
 
 def main() -> None:
     """Measure, print, write the record and the picture."""
-    parser = measure.arguments(__doc__, "throughput", repeats=7)
+    parser = arguments(__doc__, "throughput", repeats=7, seconds=3.0)
     parser.add_argument("--runner-steps", type=int, default=20_000, help="default %(default)s")
     options = parser.parse_args()
     with contenders(list(POOLS)) as ready:
-        tasks = {
-            name: (lambda contender=contender: contender.measure(options.seconds))
+        tasks: dict[str, Callable[[], Reading]] = {
+            name: partial(contender.measure, options.seconds)
             for name, contender in ready.items()
         }
-        tasks["runner"] = lambda: runner_cost_us(options.runner_steps)
-        tasks["yardstick"] = lambda: yardstick_us(2000)
-        readings = measure.interleaved(tasks, options.repeats)
+        tasks["runner"] = partial(runner_cost_us, options.runner_steps)
+        tasks["yardstick"] = partial(yardstick_us, 2000)
+        readings = interleaved(tasks, options.repeats)
         settings = {name: getattr(item, "settings", {}) for name, item in ready.items()}
     own_cost = [reading.parent_us for reading in readings.pop("runner")]
     yardstick = [reading.parent_us for reading in readings.pop("yardstick")]
@@ -302,10 +302,8 @@ def main() -> None:
         Series(name, "steps/s", [r.steps_per_s for r in got], settings[name])
         for name, got in readings.items()
     ]
-    measure.show(series, found)
     run = {"repeats": options.repeats, "seconds": options.seconds, "memory_rows": MEMORY_ROWS}
-    measure.write(options.json, "throughput", run, series, found)
-    pictures.draw(options.json)
+    publish(options.json, "throughput", run, series, found)
 
 
 if __name__ == "__main__":

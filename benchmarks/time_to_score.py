@@ -10,20 +10,18 @@ evaluations.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from dqn_plots import plot_evaluations
-from dqn_report import write_json
-from measure import environment
-from train_table import TIME_TO_SCORE, run_dqn
+from benchmarks.dqn.plots import plot_evaluations
+from benchmarks.harness.record import arguments, environment, write_json
+from benchmarks.train_table import run_dqn
 
 BACKENDS = ("process", "thread")
 
 
-def main() -> int:
-    """Run it; returns the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def main() -> None:
+    """Train on both backends, write the record and its picture."""
+    parser = arguments(__doc__, "time_to_score")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--max-seconds", type=float, default=120.0, help="of one run (120)")
     parser.add_argument("--target-score", type=float, default=475.0)
@@ -42,7 +40,7 @@ def main() -> int:
         for seed in options.seeds
     ]
     write_json(
-        TIME_TO_SCORE,
+        options.json,
         {
             "benchmark": "time_to_score",
             "max_seconds": options.max_seconds,
@@ -53,13 +51,12 @@ def main() -> int:
         },
     )
     plot_evaluations(
-        TIME_TO_SCORE.with_suffix(".png"),
+        options.json.with_suffix(".png"),
         "CartPole-v1 with 1 ms of Python per step, two simulators, two cores",
         records,
     )
     for row in rows:
         print(row)
-    return 0
 
 
 def _run(options: argparse.Namespace, seed: int, backend: str) -> dict[str, Any]:
@@ -99,4 +96,4 @@ def _reached(record: dict[str, Any], target: float) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

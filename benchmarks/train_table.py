@@ -1,12 +1,11 @@
 """Trains CartPole-v1 with five seeds and writes the README's table.
 
 Each run is a process of its own, as `make train` starts it, and its wall time is that of the
-whole process. ``--readme`` only builds the table anew from the records that are there.
+whole process. ``--readme`` only rebuilds the table from the records that are there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,18 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dqn_plots import plot_evaluations
-from dqn_report import write_json
-from measure import RESULTS, environment
-from readme import README, replace_between
+from benchmarks.dqn.plots import plot_evaluations
+from benchmarks.harness.readme import README, replace_between
+from benchmarks.harness.record import RESULTS, ROOT, arguments, environment, write_json
 
-HERE = Path(__file__).resolve().parent
 CARTPOLE, PONG = RESULTS / "dqn_cartpole.json", RESULTS / "dqn_pong.json"
 TIME_TO_SCORE = RESULTS / "time_to_score.json"
 
 
 def run_dqn(arguments: list[str], timeout_s: float) -> dict[str, Any]:
-    """One run of ``dqn.py`` in a process of its own.
+    """One run of `benchmarks.dqn` in a process of its own.
 
     Args:
         arguments: of it.
@@ -40,9 +37,9 @@ def run_dqn(arguments: list[str], timeout_s: float) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.json"
-        command = [sys.executable, str(HERE / "dqn.py"), *arguments, "--json", str(path)]
+        command = [sys.executable, "-m", "benchmarks.dqn", *arguments, "--json", str(path)]
         began = time.monotonic()
-        status = subprocess.run(command, timeout=timeout_s).returncode
+        status = subprocess.run(command, cwd=ROOT, timeout=timeout_s).returncode
         wall_s = time.monotonic() - began
         if not path.exists():
             raise RuntimeError(f"{' '.join(command)} ended with status {status}")
@@ -114,7 +111,7 @@ def time_lines(record: dict[str, Any]) -> list[str]:
 
 
 def update_readme() -> None:
-    """Build the README's part anew from the records that are there."""
+    """Rebuild the README's part from the records that are there."""
     lines: list[str] = []
     for path, build in (
         (CARTPOLE, cartpole_lines), (PONG, pong_lines), (TIME_TO_SCORE, time_lines)
@@ -127,7 +124,7 @@ def update_readme() -> None:
 
 def main() -> int:
     """Run it; returns the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, "dqn_cartpole")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--readme", action="store_true", help="only build the README's table")
     options = parser.parse_args()
@@ -135,12 +132,13 @@ def main() -> int:
         update_readme()
         return 0
     runs = [run_dqn(["--seed", str(seed)], timeout_s=400) for seed in options.seeds]
-    write_json(CARTPOLE, {"benchmark": "train_table", "runs": runs, **environment()})
+    record = {"benchmark": "train_table", "runs": runs, **environment()}
+    write_json(options.json, record)
     plot_evaluations(
-        CARTPOLE.with_suffix(".png"), "DQN on CartPole-v1: evaluations of 20 games", runs
+        options.json.with_suffix(".png"), "DQN on CartPole-v1: evaluations of 20 games", runs
     )
-    print("\n".join(cartpole_lines({"runs": runs, **environment()})))
-    return max(run["exit_status"] for run in runs)
+    print("\n".join(cartpole_lines(record)))
+    return max(int(run["exit_status"]) for run in runs)
 
 
 if __name__ == "__main__":

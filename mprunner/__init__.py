@@ -16,12 +16,13 @@ from mprunner.errors import (
     WorkerRaised,
     WorkerStalled,
 )
-from mprunner.experience import Batch, Experience, Rows, TorchBatch
+from mprunner.experience import Batch, Experience, TorchBatch
 from mprunner.expreplay import ExpReplay
 from mprunner.manager import EnvRunnerManager
 from mprunner.predictors import LocalPredictor
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.priorities import Priority
+from mprunner.rows import Rows
 from mprunner.runner import EnvRunner
 from mprunner.stats import ManagerStats, WorkerStats
 

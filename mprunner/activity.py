@@ -1,7 +1,4 @@
-"""What a worker is doing, since when, and where its time goes.
-
-Owns the words and the clock. Knows nothing of who does it or who looks.
-"""
+"""What a worker is doing, since when, and where its time goes."""
 
 from __future__ import annotations
 

@@ -1,84 +1,22 @@
-"""What a manager is made of, checked before anything starts.
-
-Owns the checks of a manager's arguments and the names of the backends. Starts nothing.
-"""
+"""The runners of a manager, checked before anything starts, and the names of the backends."""
 
 from __future__ import annotations
 
 import importlib
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from mprunner.backends.base import Backend, Settings
-from mprunner.checks import at_least, one_of, seconds
-from mprunner.errors import ConfigurationError, WorkerError
+from mprunner.backends.base import Backend
+from mprunner.errors import ConfigurationError
 from mprunner.player import is_environment
 from mprunner.predictors import LocalPredictor
 from mprunner.runner import EnvRunner
 
-_log = logging.getLogger("mprunner")
-
 _BACKENDS = {
-    "inline": "mprunner.backends.inline:InlineBackend",
+    "inline": "mprunner.backends.local:InlineBackend",
     "thread": "mprunner.backends.thread:ThreadBackend",
-    "process": "mprunner.backends.process:ProcessBackend",
-    "ray": "mprunner.backends.ray:RayBackend",
+    "process": "mprunner.backends.process.backend:ProcessBackend",
+    "ray": "mprunner.backends.ray.backend:RayBackend",
 }
-
-
-def checked_settings(
-    backend: str | None,
-    seed: int | None,
-    *,
-    maximum_staleness: int,
-    start_method: str | None,
-    on_failure: str,
-    on_restart: Callable[[WorkerError], None] | None,
-    max_restarts: int,
-    restart_window: float,
-    step_timeout: float | None,
-    start_timeout: float,
-    close_timeout: float,
-    deterministic: bool,
-    max_batch_size: int | None,
-    address: str | None,
-    resources_per_runner: Mapping[str, float] | None,
-) -> Settings:
-    """A manager's arguments as settings; see `EnvRunnerManager` for each.
-
-    Raises:
-        ConfigurationError: one is out of range, or two cannot go together.
-    """
-    if backend != "ray" and not (address is None and resources_per_runner is None):
-        raise ConfigurationError(
-            "address and resources_per_runner are for backend='ray' alone; the backend is "
-            f"{backend!r}"
-        )
-    if deterministic and on_failure == "restart":
-        raise ConfigurationError(
-            "deterministic=True cannot go with on_failure='restart': what a lost worker "
-            "takes with it cannot be repeated"
-        )
-    return Settings(
-        entropy=_entropy(seed),
-        maximum_staleness=at_least("maximum_staleness", maximum_staleness, 1),
-        start_method=start_method,
-        on_failure=one_of("on_failure", on_failure, ("raise", "restart")),
-        on_restart=on_restart,
-        max_restarts=at_least("max_restarts", max_restarts, 0),
-        restart_window_s=seconds("restart_window", restart_window),
-        step_timeout=None if step_timeout is None else seconds("step_timeout", step_timeout),
-        start_timeout=seconds("start_timeout", start_timeout),
-        close_timeout=seconds("close_timeout", close_timeout),
-        deterministic=bool(deterministic),
-        max_batch_size=(
-            None if max_batch_size is None else at_least("max_batch_size", max_batch_size, 1)
-        ),
-        ray_address=address,
-        resources_per_runner=resources_per_runner or {"CPU": 1},
-    )
 
 
 def checked_runners(env_runners: Sequence[EnvRunner]) -> list[EnvRunner]:
@@ -121,15 +59,6 @@ def local_predictors(runners: Sequence[EnvRunner]) -> list[LocalPredictor]:
 
 def backend_class(name: str) -> Callable[..., Backend]:
     """The class behind a backend's name; it is imported only when it is asked for."""
-    module, _, attribute = _BACKENDS[one_of("backend", name, tuple(_BACKENDS))].partition(":")
+    module, _, attribute = _BACKENDS[name].partition(":")
     kind: Callable[..., Backend] = getattr(importlib.import_module(module), attribute)
     return kind
-
-
-def _entropy(seed: int | None) -> int:
-    if seed is not None:
-        return at_least("seed", seed, 0)
-    entropy = np.random.SeedSequence().entropy
-    assert isinstance(entropy, int)
-    _log.info("seed=%d repeats this run's random numbers", entropy)
-    return entropy

@@ -1,7 +1,4 @@
-"""`ExpReplay`: the original's training source, without its framework.
-
-Owns the order of stepping and sampling. Everything else is the manager's and the memory's.
-"""
+"""`ExpReplay`: the original's training source, without its framework: play, then sample."""
 
 from __future__ import annotations
 
@@ -19,10 +16,11 @@ from mprunner.checks import at_least, check_exploration
 from mprunner.errors import ClosedError, ConfigurationError
 from mprunner.experience import Array
 from mprunner.manager import EnvRunnerManager
-from mprunner.predictors import LocalPredictor, PredictorFn, Weights
+from mprunner.predictors import LocalPredictor, PredictorFn
 from mprunner.replay.memory import ReplayMemory
 from mprunner.runner import EnvRunner
 from mprunner.stats import ManagerStats
+from mprunner.weights import Weights
 
 _log = logging.getLogger("mprunner")
 
@@ -160,14 +158,14 @@ class ExpReplay:
             progress.show(len(memory))
 
     def play(self) -> None:
-        """Ask for one round of `update_frequency` new steps, dealt out to the players.
+        """Ask for one round of `update_frequency` new steps, assigned to the players round-robin.
 
         They are done while the caller goes on; with ``deterministic=True`` they are in memory
         on return, so that they neither see a coming change of the weights nor miss a sample.
 
         Raises:
             ClosedError: after `close()`.
-            MprunnerError: a worker, a predictor or the drain thread has failed.
+            MprunnerError: a worker, a predictor or the pool's own thread has failed.
         """
         if self._closed:
             raise ClosedError("the ExpReplay is closed")

@@ -1,8 +1,4 @@
-"""One face for gymnasium environments, older gym ones and anything shaped like them.
-
-Owns the calls into a simulator and every check of what it returns. Knows nothing of epsilon,
-history or where rows go.
-"""
+"""One interface to gymnasium environments, older gym ones and anything like them, checked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`EnvRunner`: epsilon-greedy on one player.
 
-Owns the acting history, the score and the order of a step. Knows no process: whoever runs it
-gives it a `BlockWriter` for its rows and, for a served predictor, a way to ask.
+Whoever runs it gives it a `BlockWriter` for its rows and, for a served predictor, a way to ask.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mprunner.activity import Activity, Doing
-from mprunner.blocks import BlockInfo, BlockWriter, LocalEmitter, block_rows
 from mprunner.checks import check_exploration
 from mprunner.errors import (
     ClosedError,
@@ -22,13 +20,24 @@ from mprunner.errors import (
     PlayerError,
     PredictorError,
 )
-from mprunner.experience import TERMINATED, TRUNCATED, Array, Rows
+from mprunner.experience import Array
 from mprunner.history import History
 from mprunner.player import Player, check_player
-from mprunner.predictors import LocalPredictor, PredictorFn, WeightsBoard, WeightsSource, read_q
+from mprunner.predictors import LocalPredictor, PredictorFn, read_q
+from mprunner.rows import (
+    TERMINATED,
+    TRUNCATED,
+    BlockInfo,
+    BlockWriter,
+    LocalEmitter,
+    Rows,
+    block_rows,
+)
+from mprunner.weights import WeightsBoard, WeightsSource
 
 if TYPE_CHECKING:
     from mprunner.replay.memory import ReplayMemory
+    from mprunner.replay.streams import StreamWriter
 
 _DRAWS = 256
 # As plain numbers: looking up a member of an enumeration costs more than using it.
@@ -82,13 +91,13 @@ class EnvRunner:
         self.dtype: np.dtype[Any] = memory.dtype
         self.seed = seed
         self._loop: Loop | None = None
-        self._stream: int | None = None  # of a runner that is used alone
+        self._writer: StreamWriter | None = None  # of a runner that is used alone
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         # What a worker needs: neither the memory nor a predictor that stays in the parent.
         state = self.__dict__.copy()
-        state.update(memory=None, _loop=None)
+        state.update(memory=None, _loop=None, _writer=None)
         if not isinstance(self.predictor, LocalPredictor):
             state["predictor"] = None
         return state
@@ -153,17 +162,21 @@ class EnvRunner:
         try:
             loop.step(exploration)
         except BaseException:
-            if loop.break_off() and self.memory is not None and self._stream is not None:
-                self.memory.seal(self._stream)
+            if loop.break_off() and self._writer is not None:
+                self._writer.seal()
             raise
         loop.writer.flush()
 
     def close(self) -> None:
-        """Close the player; only the first call does."""
+        """Close the player, and give back the stream of a runner used alone; only once."""
         loop, self._loop = self._loop, None
-        self._closed = self._stream is not None
-        if loop is not None:
-            loop.close()
+        self._closed = self._writer is not None
+        try:
+            if loop is not None:
+                loop.close()
+        finally:
+            if self._writer is not None:
+                self._writer.release()
 
     def open(
         self,
@@ -179,7 +192,7 @@ class EnvRunner:
         Args:
             writer: takes the rows.
             seed: of this start; the runner's own seed, where it has one, goes first.
-            activity: told what the runner is doing.
+            activity: is set to what the runner is doing.
             ask: for a served predictor: states ``(1, ...)`` to checked Q ``(1, num_actions)``.
             board: for a `LocalPredictor`: where its weights are published.
         """
@@ -191,20 +204,20 @@ class EnvRunner:
     def _open_alone(self) -> None:
         memory = self.memory
         assert memory is not None
-        stream = self._stream = memory.claim_stream() if self._stream is None else self._stream
+        stream = self._writer = self._writer or memory.claim_stream()
 
-        def land(rows: Rows, info: BlockInfo) -> None:
-            memory.extend(stream, rows, info.scores)
+        def store(rows: Rows, info: BlockInfo) -> None:
+            stream.extend(rows, info.scores, info.number)
 
         emitter = LocalEmitter(
-            land, block_rows(self.state_shape, self.dtype), self.state_shape, self.dtype
+            store, block_rows(self.state_shape, self.dtype), self.state_shape, self.dtype
         )
         seed = np.random.SeedSequence(self.seed)
         board = None
         if isinstance(self.predictor, LocalPredictor):
             layout = self.predictor.layout
             board = WeightsBoard(layout, bytearray(WeightsBoard.size_bytes(layout)))
-            board.publish(self.predictor.weights, 0)
+            board.publish(layout.pack(self.predictor.weights), 0)
         self.open(BlockWriter(emitter), seed, ask=self._ask_directly, board=board)
 
     def _ask_directly(self, states: Array) -> Array:
@@ -242,6 +255,7 @@ class Loop:
         self._version = -1
         self._score = 0.0
         self._broken = False  # a step was begun and is not in the rows as a whole
+        self._mark = writer.mark()  # where the rows of that step begin
         # Taken apart from act(), which costs views of a state that a random action needs not.
         self._own_act = _is_overridden(runner, "act") or _is_overridden(runner, "q_values")
         seen = self._own_act or runner.predictor is not None or ask is not None
@@ -267,6 +281,7 @@ class Loop:
             self._restart(None)
         activity, history = self.activity, self._history
         action = self._choose(exploration)
+        self._mark = self.writer.mark()
         self._broken = True
         activity.enter(_STEP)
         observation, reward, terminated, truncated, game_over = self.player.step(action)
@@ -284,6 +299,7 @@ class Loop:
         if game_over:
             writer.add_score(self._score)
             self._score = 0.0
+        self._mark = writer.mark()  # what a reset does can break off no step
         self._restart(None)
 
     def break_off(self) -> bool:
@@ -296,7 +312,7 @@ class Loop:
         if not self._broken:
             self.writer.flush()
             return False
-        self.writer.cut()
+        self.writer.cut(self._mark)
         self._score = 0.0
         return True
 

@@ -1,8 +1,4 @@
-"""What happened: scores, counts, ages and the time shares of the workers.
-
-Owns the counters (`Recorder`) and the frozen snapshots that users read. Knows nothing of who
-counts: backends tell the recorder, the manager reads it.
-"""
+"""What a pool tells outside: scores, ages, batches and the time shares of the workers."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
-
+from typing import Any, NamedTuple
 
 #: Batches that are noted before they are counted.
 _MOST_BATCHES = 256
@@ -39,8 +34,8 @@ class WorkerStats:
     Attributes:
         pid: of its process; None where it has none of its own.
         state: "starting", "running", "restarting", "failed" or "closed".
-        steps: landed in the memory.
-        rows: landed, closing ones included.
+        steps: stored in the memory.
+        rows: stored, closing ones included.
         games: ended.
         restarts: how often it was replaced.
         share_player, share_job, share_prediction, share_block: of its time since it started, in
@@ -64,15 +59,15 @@ class ManagerStats:
     """A snapshot of a manager.
 
     Attributes:
-        steps_asked, steps_landed, steps_lost: since the start; a lost step was executed by a
-            worker that died before its row arrived.
+        steps_asked, steps_stored, steps_lost: since the start; a lost step will never be stored:
+            its worker exited before its row arrived, or the pool closed before it was executed.
         outstanding, outstanding_peak: steps asked for and not yet executed; never above
             ``maximum_staleness``.
         episodes: games ended since the start.
         score_mean, score_max: whole and unclipped, of those games; None if there was none.
-        age_s: seconds from the call of ``step()`` to the landing of its row.
+        age_s: seconds from the call of ``step()`` until its row is stored.
         version: of the newest published weights.
-        version_lag: how many versions behind a row's weights were when it landed -> rows.
+        version_lag: how many versions behind a row's weights were when it stored -> rows.
         batch_size, batch_latency_s: of the served predictor's calls; the latency runs from the
             call of the predictor to the last answer sent.
         restarts: of all workers.
@@ -80,7 +75,7 @@ class ManagerStats:
     """
 
     steps_asked: int
-    steps_landed: int
+    steps_stored: int
     steps_lost: int
     outstanding: int
     outstanding_peak: int
@@ -119,6 +114,16 @@ def _flat(prefix: str, record: Any) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, (int, float))
     }
+
+
+class StepCounts(NamedTuple):
+    """The steps of a pool at one moment; see `ManagerStats`."""
+
+    asked: int
+    stored: int
+    lost: int
+    outstanding: int
+    outstanding_peak: int
 
 
 class Histogram:
@@ -164,19 +169,16 @@ class Histogram:
 
 
 class Recorder:
-    """The counters of one manager; every method may be called from any thread.
+    """What happened to the rows, scores and batches of one manager; nobody waits for it.
+
+    Every method may be called from any thread.
 
     Args:
         num_workers: at least 1.
-
-    Attributes:
-        changed: notified after each landing, loss, failure or start.
     """
 
     def __init__(self, num_workers: int) -> None:
-        self.changed = threading.Condition()
-        self.landed = [0] * num_workers
-        self.lost = [0] * num_workers
+        self._lock = threading.RLock()
         self.rows = [0] * num_workers
         self.games = [0] * num_workers
         self.restarts = [0] * num_workers
@@ -193,24 +195,21 @@ class Recorder:
     def add_block(
         self,
         worker: int,
-        num_steps: int,
         num_rows: int,
         scores: Sequence[float],
         ages_s: Sequence[tuple[float, int]],
         versions: Mapping[int, int],
     ) -> None:
-        """A block has landed.
+        """Count a block that has been stored.
 
         Args:
             worker: index of the runner.
-            num_steps: transitions in the block.
-            num_rows: rows in it.
+            num_rows: in the block.
             scores: of the games that ended in it.
             ages_s: (seconds since it was asked for, steps) of the jobs behind it.
             versions: of the weights acted with -> steps.
         """
-        with self.changed:
-            self.landed[worker] += num_steps
+        with self._lock:
             self.rows[worker] += num_rows
             self.games[worker] += len(scores)
             for score in scores:
@@ -222,19 +221,11 @@ class Recorder:
             for version, times in versions.items():
                 lag = self.version - version
                 self._version_lag[lag] = self._version_lag.get(lag, 0) + times
-            self.changed.notify_all()
 
-    def add_lost(self, worker: int, num_steps: int) -> None:
-        """Steps that `worker` executed will never arrive."""
-        with self.changed:
-            self.lost[worker] += num_steps
-            self.changed.notify_all()
-
-    def add_restart(self, worker: int, num_lost: int) -> None:
-        """`worker` is replaced; so many of the steps it had executed will never arrive."""
-        with self.changed:
+    def add_restart(self, worker: int) -> None:
+        """Count a replacement of `worker`."""
+        with self._lock:
             self.restarts[worker] += 1
-        self.add_lost(worker, num_lost)
 
     def add_batch(self, size: int, latency_s: float) -> None:
         """The served predictor was called with `size` states."""
@@ -244,7 +235,7 @@ class Recorder:
             self._count_batches()
 
     def _count_batches(self) -> None:
-        with self.changed:
+        with self._lock:
             batches = self._batches
             while batches:
                 size, latency_s = batches.popleft()
@@ -253,34 +244,34 @@ class Recorder:
 
     def take_scores(self) -> list[float]:
         """The scores of the games that ended since the last call."""
-        with self.changed:
+        with self._lock:
             scores, self._scores = self._scores, []
             return scores
 
     def score_summary(self) -> tuple[float | None, float | None]:
         """Mean and maximum of all games so far; (None, None) if there was none."""
-        with self.changed:
+        with self._lock:
             games = sum(self.games)
             return (self._score_sum / games, self._score_max) if games else (None, None)
 
     def version_lag(self) -> dict[int, int]:
-        """Versions behind -> steps landed with that lag."""
-        with self.changed:
+        """Versions behind -> steps stored with that lag."""
+        with self._lock:
             return dict(self._version_lag)
 
     def snapshot(
-        self, asked: int, outstanding: int, peak: int, workers: Sequence[WorkerStats]
+        self, steps: StepCounts, workers: Sequence[WorkerStats]
     ) -> ManagerStats:
-        """All counters at one moment, with those that the manager and the workers keep."""
-        with self.changed:
+        """All counters at one moment, with those that the ledger and the workers keep."""
+        with self._lock:
             score_mean, score_max = self.score_summary()
             self._count_batches()
             return ManagerStats(
-                steps_asked=asked,
-                steps_landed=sum(self.landed),
-                steps_lost=sum(self.lost),
-                outstanding=outstanding,
-                outstanding_peak=peak,
+                steps_asked=steps.asked,
+                steps_stored=steps.stored,
+                steps_lost=steps.lost,
+                outstanding=steps.outstanding,
+                outstanding_peak=steps.outstanding_peak,
                 episodes=sum(self.games),
                 score_mean=score_mean,
                 score_max=score_max,

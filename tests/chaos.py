@@ -22,13 +22,13 @@ from pathlib import Path
 import psutil
 
 from mprunner import EnvRunner, EnvRunnerManager
-from tests.faults.script import Script
+from tests.support.script import Script
 from tests.faults.soak import soak
 from tests.faults.test_parent import METHODS, check_interrupted
-from tests.replay.test_kill import check_dealt_file, check_file, write_and_kill
+from tests.replay.test_kill import check_resized_file, check_file, write_and_kill
 from tests.replay.test_sampling import sample_beside_writers
-from tests.streams import RecordingMemory, check_streams
-from tests.tagged import STEPS, TAG_SHAPE, Ledger, Tag
+from tests.support.streams import RecordingMemory, check_streams
+from tests.support.tagged import STEPS, TAG_SHAPE, Ledger, Tag
 
 CTRL_C = """
 def run():
@@ -57,7 +57,7 @@ def killed_writer(seed: int, root: Path) -> None:
     """A replay file whose writer is killed at a random instant, ten times."""
     for number in range(10 * seed, 10 * seed + 10):
         check_file(*write_and_kill(root, "write", number))
-        check_dealt_file(write_and_kill(root, "deal", number)[0])
+        check_resized_file(write_and_kill(root, "resize", number)[0])
 
 
 def tail(seed: int, root: Path) -> None:
@@ -82,7 +82,7 @@ def _thousand_steps(num_steps: int, ledger: Ledger) -> None:
         manager.step(1.0, num_steps=num_steps)
     manager.close()
     stats = manager.stats()
-    assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (1000, 1000, 0)
+    assert (stats.steps_asked, stats.steps_stored, stats.steps_lost) == (1000, 1000, 0)
     assert ledger.total(STEPS) == memory.num_steps == 1000
     check_streams(memory, tags)
 

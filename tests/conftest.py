@@ -17,17 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
-from mprunner.backends import launch
+from mprunner.backends.process import launch
 
 pytest.register_assert_rewrite(
-    "tests.streams",
-    "tests.waiting",
+    "tests.support",
     "tests.backends.contract_acting",
     "tests.backends.contract_failures",
     "tests.backends.contract_pace",
     "tests.backends.contract_streams",
 )
-from tests.waiting import HANG_S  # noqa: E402  (rewritten first)
+from tests.support.waiting import HANG_S  # noqa: E402  (rewritten first)
 
 # Started in the background by a shell, or by nohup, this process has SIGINT or SIGHUP ignored, and
 # so would every program that the tests start and send them to.

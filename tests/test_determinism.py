@@ -26,7 +26,7 @@ from mprunner import (
 from mprunner.experience import Array, Batch
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.priorities import Priority
-from tests.linear import LinearLearner, LinearModel
+from tests.support.linear import LinearLearner, LinearModel
 
 BACKENDS = ["inline", "thread", "process"]
 ROUNDS = 25
@@ -201,7 +201,7 @@ def test_steps_asked_before_new_weights_act_on_the_old_ones() -> None:
         replay.manager.step(0.0, 13)
         replay.manager.step(0.0, 13)
         replay.set_weights(learner.published())
-        assert replay.stats().steps_landed == 26
+        assert replay.stats().steps_stored == 26
         assert dict(replay.stats().version_lag) == {0: 26}
 
 

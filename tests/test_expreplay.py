@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mprunner import ClosedError, ConfigurationError, ExpReplay, LocalPredictor, expreplay
-from tests.envs import EPISODE, LAST_ACTION, STEP, TAG_SHAPE, TagEnv
-from tests.linear import LinearLearner, LinearModel, OneHot
+from tests.support.envs import EPISODE, LAST_ACTION, STEP, TAG_SHAPE, TagEnv
+from tests.support.linear import LinearLearner, LinearModel, OneHot
 
 NUM_ACTIONS = 4
 

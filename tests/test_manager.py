@@ -21,12 +21,13 @@ from mprunner import (
     assembly,
 )
 from mprunner.backends.base import Backend
-from mprunner.backends.inline import InlineBackend
-from mprunner.backends.process import ProcessBackend
-from tests.streams import RecordingMemory, check_record, check_streams
-from tests.tagged import CLOSES, TAG_SHAPE, Ledger, Tag, TagPlayer
-from tests.toys import GreedyModel, SeededPlayer, greedy
-from tests.waiting import HANG_S, Background, eventually
+from mprunner.backends.local import InlineBackend
+from mprunner.backends.process.backend import ProcessBackend
+from mprunner.pace import Pace
+from tests.support.streams import RecordingMemory, check_record, check_streams
+from tests.support.tagged import CLOSES, TAG_SHAPE, Ledger, Tag, TagPlayer
+from tests.support.toys import GreedyModel, SeededPlayer, greedy
+from tests.support.waiting import HANG_S, Background, eventually
 
 
 def memory_of(**options):
@@ -117,7 +118,7 @@ def test_runners_of_two_memories():
 
 def test_a_memory_too_small_for_its_streams():
     memory = ReplayMemory(8, TAG_SHAPE, 2, "int32")
-    with pytest.raises(ConfigurationError, match="too small"):
+    with pytest.raises(ConfigurationError, match="need at least"):
         EnvRunnerManager(runners_of(memory, 3), 4, backend="inline")
     EnvRunnerManager(runners_of(memory, 2), 4, backend="inline").close()
 
@@ -240,19 +241,31 @@ class Scripted(Backend):
     def start(self):
         self.submitted = []
         self.full = set()
+        self.paces = [Pace() for _ in self.runners]
+        for account, pace in zip(self.accounts, self.paces):
+            account.begin(pace)
 
-    def submit(self, worker, exploration, num_steps):
-        self.jobs[worker].add(exploration, num_steps)
-        self.paces[worker].send(num_steps)
-        self.submitted.append((worker, exploration, num_steps))
+    def send(self, worker):
+        account = self.accounts[worker]
+        for job in account.unsent():
+            self.paces[worker].send(job.end)
+            self.submitted.append((worker, job.exploration, job.num_steps))
+            account.sent = job.end
 
     def execute(self, worker, num_steps=1):
-        """So many steps of a worker are done, and have landed."""
+        """So many steps of a worker are executed and stored."""
         for _ in range(num_steps):
             self.paces[worker].done()
-        self.recorder.add_block(worker, num_steps, num_steps, [], [], {})
+        account = self.accounts[worker]
+        account.writer.num_steps += num_steps
+        account.prune()
+        self.ledger.notify()
 
-    def can_submit(self, worker):
+    def want_progress(self):
+        for pace in self.paces:
+            pace.want_progress()
+
+    def can_take(self, worker):
         return worker not in self.full
 
     def close(self, finish):
@@ -264,11 +277,11 @@ class Scripted(Backend):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    monkeypatch.setitem(assembly._BACKENDS, "scripted", f"{__name__}:Scripted")
+    monkeypatch.setitem(assembly._BACKENDS, "thread", f"{__name__}:Scripted")
 
     def make(num_runners=3, staleness=6, **options):
         runners = runners_of(memory_of(), num_runners)
-        made.append(EnvRunnerManager(runners, staleness, backend="scripted", **options))
+        made.append(EnvRunnerManager(runners, staleness, backend="thread", **options))
         return made[-1], made[-1]._backend
 
     made = []
@@ -322,8 +335,8 @@ def test_a_job_larger_than_the_pace(scripted):
     while executed < 12:
         eventually(lambda: manager.stats().outstanding > 0)
         assert manager.stats().outstanding <= 5
-        for worker, pace in enumerate(backend.paces):
-            if pace.outstanding:
+        for worker, account in enumerate(backend.accounts):
+            if account.outstanding:
                 backend.execute(worker)
                 executed += 1
     stepping.result()
@@ -349,8 +362,8 @@ def test_a_failure_ends_every_wait_and_stays(scripted):
     waiting = [Background(lambda: manager.step(1.0)), Background(manager.join)]
     assert all(one.running for one in waiting)
     first, second = MprunnerError("first"), MprunnerError("second")
-    backend.fail(first)
-    backend.fail(second)
+    backend.ledger.fail(first)
+    backend.ledger.fail(second)
     for one in waiting:
         with pytest.raises(MprunnerError, match="first"):
             one.result()
@@ -368,14 +381,14 @@ def test_a_failure_while_the_with_block_ends_is_raised(scripted):
     manager, backend = scripted()
     with pytest.raises(MprunnerError, match="late"):
         with manager:
-            backend.close = lambda finish: backend.fail(MprunnerError("late"))
+            backend.close = lambda finish: backend.ledger.fail(MprunnerError("late"))
 
 
 def test_an_exception_in_the_with_block_goes_first(scripted):
     manager, backend = scripted()
     with pytest.raises(ZeroDivisionError):
         with manager:
-            backend.fail(MprunnerError("of a worker"))
+            backend.ledger.fail(MprunnerError("of a worker"))
             raise ZeroDivisionError
     assert backend.finished is False
 
@@ -398,12 +411,12 @@ def test_join_is_told_what_was_lost(scripted):
     manager.step(1.0, num_steps=3)
     assert not manager.join(0)
     backend.execute(0, 1)
-    backend.recorder.add_lost(0, 1)
+    backend.accounts[0].lose(1)
     assert not manager.join(0)
     backend.execute(1, 3)
     assert manager.join(0)
     stats = manager.stats()
-    assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (5, 4, 1)
+    assert (stats.steps_asked, stats.steps_stored, stats.steps_lost) == (5, 4, 1)
 
 
 def test_join_is_not_deceived_by_others(scripted):
@@ -420,7 +433,7 @@ def test_join_is_not_deceived_by_others(scripted):
 def test_reset_stats(scripted):
     manager, backend = scripted()
     assert manager.reset_stats() == (None, None)
-    backend.recorder.add_block(0, 3, 3, [1.0, 4.0, -2.5], [], {})
+    backend.recorder.add_block(0, 3, [1.0, 4.0, -2.5], [], {})
     assert manager.reset_stats() == (2.5 / 3, 4.0)
     assert manager.reset_stats() == (None, None)
 

@@ -8,8 +8,8 @@ import pytest
 
 from mprunner.errors import ConfigurationError, PlayerError
 from mprunner.player import Player, check_player, is_environment
-from tests.tagged import Discrete, TagPlayer
-from tests.toys import FaultyPlayer
+from tests.support.tagged import Discrete, TagPlayer
+from tests.support.toys import FaultyPlayer
 
 SHAPE = (2,)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import HANG_S
+from benchmarks import compare_threads
+from benchmarks.harness.readme import between
+from tests.support.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -42,12 +44,8 @@ def test_the_first_example_is_short() -> None:
     assert len(EXAMPLES[0].strip().splitlines()) <= 15
 
 
-def test_table_of_threads_is_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_threads_is_the_records() -> None:
     """It can't drift from what was measured."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import compare_threads
-    from readme import between
-
     path = ROOT / "benchmarks" / "results" / "compare_threads.json"
     found = between(README, "compare_threads")
     if path.exists():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import HANG_S
+from tests.support.waiting import HANG_S
 
 RECIPES = Path(__file__).parent / "recipes"
 README = Path(__file__).resolve().parent.parent / "README.md"

@@ -14,6 +14,7 @@ from mprunner import (
     ClosedError,
     ConfigurationError,
     EnvRunner,
+    EnvRunnerManager,
     LocalPredictor,
     MprunnerError,
     PlayerError,
@@ -21,9 +22,9 @@ from mprunner import (
     ReplayMemory,
 )
 from mprunner.checks import check_exploration
-from tests.streams import RecordingMemory, check_joints, check_samples, check_streams
-from tests.tagged import TAG_SHAPE, Tag, TagPlayer
-from tests.toys import (
+from tests.support.streams import RecordingMemory, check_joints, check_samples, check_streams
+from tests.support.tagged import STEP, TAG_SHAPE, Tag, TagPlayer
+from tests.support.toys import (
     GreedyModel,
     InterruptedPlayer,
     LegacyPlayer,
@@ -99,6 +100,24 @@ def test_several_runners_without_a_manager():
         extra.step(1.0)
     for runner in runners:
         runner.close()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_close_gives_the_stream_back(num_steps):
+    """To a manager, and to another runner that is used alone."""
+    runner, memory = alone(Tag(0, 5).factory())
+    for _ in range(num_steps):
+        runner.step(1.0)
+    runner.close()
+    batch = memory.sample_batch(num_steps)
+    assert (batch.truncated == (batch.state[:, STEP, -1] == num_steps - 1)).all()
+    other = EnvRunner(Tag(0, 5).factory(), None, memory, 4)
+    other.step(1.0)
+    other.close()
+    with EnvRunnerManager([EnvRunner(Tag(0, 5).factory(), None, memory, 4)], 4) as manager:
+        manager.step(1.0)
+        manager.join()
+    assert len(memory) == num_steps + 2
 
 
 # ---- epsilon-greedy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mprunner.stats import Distribution, Histogram, ManagerStats, Recorder, WorkerStats
-from tests.waiting import HANG_S, Background
+from tests.support.waiting import HANG_S, Background
 
 
 def summary_of(values):
@@ -60,9 +60,9 @@ def test_many_at_once():
 def test_a_block_is_counted():
     recorder = Recorder(2)
     recorder.version = 5
-    recorder.add_block(1, 10, 13, [3.0, 4.0], [(0.5, 4), (0.25, 6)], {5: 7, 3: 3})
-    recorder.add_block(0, 1, 1, [], [(1.0, 1)], {5: 1})
-    assert (recorder.landed, recorder.rows, recorder.games) == ([1, 10], [1, 13], [0, 2])
+    recorder.add_block(1, 13, [3.0, 4.0], [(0.5, 4), (0.25, 6)], {5: 7, 3: 3})
+    recorder.add_block(0, 1, [], [(1.0, 1)], {5: 1})
+    assert (recorder.rows, recorder.games) == ([1, 13], [0, 2])
     assert recorder.age_s.summary().count == 11
     assert recorder.age_s.summary().mean == pytest.approx((4 * 0.5 + 6 * 0.25 + 1) / 11)
     assert recorder.version_lag() == {0: 8, 2: 3}
@@ -71,32 +71,11 @@ def test_a_block_is_counted():
     assert recorder.take_scores() == []
 
 
-def test_lost_steps_and_restarts():
+def test_restarts_are_counted():
     recorder = Recorder(2)
-    recorder.add_lost(0, 3)
-    recorder.add_restart(1, 2)
-    recorder.add_restart(1, 0)
-    assert (recorder.lost, recorder.restarts) == ([3, 2], [0, 2])
-
-
-def test_a_change_is_told():
-    recorder = Recorder(1)
-    for tell in (
-        lambda: recorder.add_block(0, 1, 1, [], [], {}),
-        lambda: recorder.add_lost(0, 1),
-        lambda: recorder.add_restart(0, 1),
-    ):
-        waiting = threading.Event()
-
-        def wait():
-            with recorder.changed:
-                waiting.set()
-                return recorder.changed.wait(HANG_S)
-
-        told = Background(wait)
-        waiting.wait(HANG_S)
-        tell()
-        assert told.result() is True
+    recorder.add_restart(1)
+    recorder.add_restart(1)
+    assert recorder.restarts == [0, 2]
 
 
 def test_scores_are_taken_once_whoever_adds_them():
@@ -106,7 +85,7 @@ def test_scores_are_taken_once_whoever_adds_them():
     def add(worker):
         start.wait(HANG_S)
         for i in range(500):
-            recorder.add_block(worker, 1, 1, [worker * 500.0 + i], [(0.1, 1)], {0: 1})
+            recorder.add_block(worker, 1, [worker * 500.0 + i], [(0.1, 1)], {0: 1})
 
     adding = [Background(lambda worker=worker: add(worker)) for worker in range(4)]
     start.wait(HANG_S)
@@ -117,7 +96,7 @@ def test_scores_are_taken_once_whoever_adds_them():
         one.result()
     taken.extend(recorder.take_scores())
     assert sorted(taken) == list(map(float, range(2000)))
-    assert recorder.landed == [500] * 4
+    assert recorder.rows == [500] * 4
     assert recorder.age_s.summary().count == 2000
 
 
@@ -130,7 +109,7 @@ def worker_stats(**changes):
 
 def manager_stats():
     return ManagerStats(
-        steps_asked=10, steps_landed=8, steps_lost=1, outstanding=1, outstanding_peak=4,
+        steps_asked=10, steps_stored=8, steps_lost=1, outstanding=1, outstanding_peak=4,
         episodes=3, score_mean=-1.5, score_max=None,
         age_s=Distribution(8, 0.5, 0.4, 0.9, 1.0), version=2,
         version_lag={0: 5, 2: 3}, batch_size=Distribution(), batch_latency_s=Distribution(),
@@ -141,7 +120,7 @@ def manager_stats():
 def test_a_flat_dict_for_loggers():
     flat = manager_stats().as_dict()
     assert all(type(value) is float for value in flat.values())
-    assert flat["steps_landed"] == 8.0
+    assert flat["steps_stored"] == 8.0
     assert flat["age_s/p95"] == 0.9
     assert flat["version_lag/2"] == 3.0
     assert flat["worker/0/pid"] == 7.0

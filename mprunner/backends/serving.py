@@ -1,8 +1,4 @@
-"""Q values for runners whose predictor stays in the parent.
-
-Owns the batching: whatever waits is one batch, and there is no timer. Knows nothing of how a
-state comes here or how an answer goes back.
-"""
+"""Q values for runners whose predictor stays in the parent: whatever waits is one batch."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ class PredictionServer:
 
     Args:
         runners: of the manager; those with a predictor of the parent's are served.
-        recorder: told of each batch.
+        recorder: counts each batch.
         max_batch_size: the most states in one call; None: no limit.
         one_by_one: call with single states, so that results don't depend on who else waits.
     """

@@ -1,4 +1,4 @@
-"""Where lines go, and how an error is put in one sentence."""
+"""Prints to standard output and standard error, and puts an error in one sentence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """True for Ctrl-C, and for what failed while it was dealt with."""
+    """True for Ctrl-C, and for what failed while it was handled."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

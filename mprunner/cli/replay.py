@@ -1,6 +1,6 @@
-"""``mprunner replay``: look into a replay file, show a transition, export a data set.
+"""``mprunner replay``: inspect a replay file, show a transition, export a data set.
 
-Owns the words; what is in a file is `mprunner.replay.inspect`'s business.
+`mprunner.replay.inspect` reads the file; the words are here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mprunner.replay import inspect
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    about = "look into a replay file"
+    about = "inspect a replay file"
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay", help=about, description=f"{about.capitalize()}.", allow_abbrev=False
     )

@@ -1,7 +1,7 @@
-"""From an id to a simulator: its factory, and what a memory for it must look like.
+"""From an id to a simulator: its factory, and what a memory for it must hold.
 
-Owns the two kinds of ids: games of the extra ``atari``, and everything that gymnasium makes.
-Workers import this module, so it imports little.
+An id names a game of the extra ``atari`` or anything that gymnasium makes. Workers import this
+module, so it imports little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Simulator:
         make: a factory; it can be sent to a worker.
         state_shape: of an observation, 1 to 3 dimensions.
         dtype: of an observation.
-        remarks: what gymnasium warned of when it was made.
+        remarks: gymnasium's warnings when it was made.
     """
 
     make: Callable[[], Any]
@@ -46,7 +46,7 @@ class Simulator:
 
 
 def find_simulator(env_id: str) -> Simulator:
-    """Make the simulator once, look at its spaces, and close it.
+    """Make the simulator once, check its spaces, and close it.
 
     Args:
         env_id: "ALE/..." for an `AtariPlayer`, else an id that gymnasium knows

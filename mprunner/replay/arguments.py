@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from mprunner.checks import at_least
 from mprunner.errors import ConfigurationError
-from mprunner.experience import MAX_HISTORY_LEN, Array, Experience
+from mprunner.experience import Array, Experience
 from mprunner.replay.storage import Format
+from mprunner.rows import MAX_HISTORY_LEN
 
 
 def checked_format(
     max_size: int, state_shape: Sequence[int], history_len: int, dtype: npt.DTypeLike
 ) -> Format:
-    """Checks the arguments that fix what rows look like.
+    """Check the arguments that fix what rows look like.
 
     Raises:
         ConfigurationError: one of them cannot work.
@@ -31,22 +32,22 @@ def checked_format(
     try:
         shape = tuple(at_least("each size in state_shape", size, 1) for size in state_shape)
     except TypeError:
-        raise ConfigurationError(f"state_shape must be a tuple, found {state_shape!r}") from None
+        raise ConfigurationError(f"state_shape is {state_shape!r}; expected a tuple") from None
     if not 1 <= len(shape) <= 3:
-        raise ConfigurationError(f"state_shape must have 1 to 3 dimensions, found {shape}")
+        raise ConfigurationError(f"state_shape is {shape}; expected 1 to 3 dimensions")
     try:
         kind = np.dtype(dtype)
     except TypeError:
-        raise ConfigurationError(f"dtype {dtype!r} is not one that numpy knows") from None
+        raise ConfigurationError(f"dtype is {dtype!r}; expected one that numpy knows") from None
     if kind.kind not in "biuf" or not kind.isnative:
         raise ConfigurationError(
-            f"dtype must be bool, an integer or a float of native byte order, found {kind!r}"
+            f"dtype is {kind!r}; expected bool, an integer or a float of native byte order"
         )
     return Format(max_size, shape, history_len, kind)
 
 
 def checked_step(exp: Experience) -> tuple[int, float]:
-    """The action and reward of an `Experience`.
+    """Return the action and reward of an `Experience`.
 
     Raises:
         ConfigurationError: they cannot be stored.
@@ -55,17 +56,17 @@ def checked_step(exp: Experience) -> tuple[int, float]:
         action, reward = int(exp.action), float(exp.reward)
     except (TypeError, ValueError):
         raise ConfigurationError(
-            f"action and reward must be numbers, found {exp.action!r} and {exp.reward!r}"
+            f"action and reward are {exp.action!r} and {exp.reward!r}; expected numbers"
         ) from None
     if action != exp.action or not -(2**31) <= action < 2**31:
-        raise ConfigurationError(f"action must be an int32, found {exp.action!r}")
+        raise ConfigurationError(f"action is {exp.action!r}; expected an int32")
     if not math.isfinite(reward):
-        raise ConfigurationError(f"action {action} has the reward {reward}; it must be finite")
+        raise ConfigurationError(f"reward is {reward} (action {action}); expected a finite number")
     return action, reward
 
 
 def checked_state(state: Any, form: Format) -> Array:
-    """An observation that can be stored without being changed.
+    """Return an observation that can be stored without being changed.
 
     Raises:
         ConfigurationError: it has another shape, or a dtype whose values would change.
@@ -73,7 +74,7 @@ def checked_state(state: Any, form: Format) -> Array:
     found = np.asarray(state)
     if found.shape != form.state_shape:
         raise ConfigurationError(
-            f"a state of shape {found.shape} for a memory of shape {form.state_shape}"
+            f"the state has shape {found.shape}; the memory of these states has {form.state_shape}"
         )
     if np.can_cast(found.dtype, form.dtype, "safe"):
         return found

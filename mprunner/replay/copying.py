@@ -1,153 +1,73 @@
-"""Copies of a memory in a file, made while writers go on, and put in place when complete.
-
-Owns `save`. Knows the format and the rings; nothing of sampling.
-"""
+"""Copies of a memory: into a file while writers go on, and out of a file into RAM."""
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
-from typing import Any, Callable, ContextManager
 
-from mprunner.experience import ROW, Array
-from mprunner.replay.fileformat import MAGIC, Counters, Plan
-from mprunner.replay.mapped import (
-    NO_SPACE,
-    MappedArrays,
-    free_bytes,
-    lock_file,
-    no_space,
-    open_file,
-    written_chunks,
-)
-from mprunner.replay.storage import Arrays, Format
-from mprunner.replay.streams import Ring, Streams
-
-Snapshot = Callable[[], "tuple[Arrays | MappedArrays, Streams]"]
+from mprunner.errors import StorageError
+from mprunner.replay.files import FileWriter, check_unlocked, replace_file
+from mprunner.replay.mapped import open_for_reading
+from mprunner.replay.repair import close_all
+from mprunner.replay.rings import Rings
+from mprunner.replay.storage import Format, RamStorage
+from mprunner.replay.streams import Streams
 
 
-def save(path: Path, form: Format, snapshot: Snapshot, lock: ContextManager[Any]) -> None:
-    """Writes a copy of a memory to a file, atomically.
+def save(path: Path, form: Format, streams: Streams) -> None:
+    """Write a copy of a memory to a file, atomically.
+
+    The memory's lock is held while two megabytes are copied, not while they are written.
 
     Args:
         path: of the file.
         form: what the rows look like.
-        snapshot: gives the memory's arrays and rings; called under the lock.
-        lock: the memory's; held while two megabytes are copied, not while they are written.
+        streams: the memory's.
 
     Raises:
-        StorageError: there is no space, or another memory has this file open.
+        StorageError: there is no space, another memory has this file open, or the number of
+            streams changed meanwhile.
     """
+    lock = streams.writer_lock
     with lock:
-        _, streams = snapshot()
-        num_rows = sum(min(ring.end, ring.cap) for ring in streams.rings)
-    with _FileWriter(path, form, num_rows) as target:
-        while not _copy(target, form, snapshot, lock):
-            pass
-
-
-def _copy(
-    target: _FileWriter, form: Format, snapshot: Snapshot, lock: ContextManager[Any]
-) -> bool:
-    """Copies all rows; False if the memory was divided anew meanwhile."""
-    with lock:
-        source, streams = snapshot()
-        rings = [copy.copy(ring) for ring in streams.rings]
-    for part in written_chunks(rings, form):
+        storage, live, _ = streams.current()
+        rings = live.copy()
+    check_unlocked(path)
+    with FileWriter(path, path.with_name(f"{path.name}.{os.getpid()}.partial"), form) as target:
+        target.expect(sum(min(ring.end, ring.cap) for ring in rings))
+        for part in rings.written_chunks(form.rows_per_chunk):
+            with lock:
+                streams.current()
+                state, meta = storage.state[part].copy(), storage.meta[part].copy()
+            target.put_records(part.start, meta)
+            target.put_states(part.start, state)
         with lock:
-            if snapshot()[1] is not streams:
-                return False
-            state, meta = source.state[part].copy(), source.meta[part].copy()
-        target.put(part.start, state, meta)
-    with lock:
-        # As if the blocks that have landed meanwhile had been torn.
-        reserved = [ring.end for ring in streams.rings]
-        same = snapshot()[1] is streams
-    target.publish(rings, reserved)
-    return same
+            # As if the blocks that were stored meanwhile had been torn.
+            reserved = [ring.end for ring in live]
+            if streams.current().rings is not live:
+                raise StorageError(
+                    f"the memory's number of streams changed while it was saved to {path}; "
+                    f"save it again"
+                )
+        target.complete(rings, reserved)
+        replace_file(target.partial, path)
 
 
-class _FileWriter:
-    """Writes a file next to ``path`` and puts it there if its ``with`` block succeeds.
+def load(path: Path) -> tuple[RamStorage, Rings, Format]:
+    """Read a file into RAM, repaired.
 
-    It writes instead of mapping: a disk that fills up meanwhile is an error then, not a signal.
+    Raises:
+        StorageError: it is not a replay file, or there is not enough memory.
     """
-
-    def __init__(self, path: Path, form: Format, num_rows: int) -> None:
-        self._path = path
-        self._partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        self._plan = Plan.of(form)
-        self._head = bytearray(self._plan.records)
-        self._counters = Counters(self._head, self._plan, str(path))
-        self._needed = len(self._head) + num_rows * (form.state_bytes + ROW.itemsize)
-
-    def __enter__(self) -> _FileWriter:
-        _refuse_live(self._path)
-        self._fd = open_file(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        try:
-            available = free_bytes(self._fd)
-            if self._needed > available:
-                raise no_space(self._path, self._plan.form, self._needed, available)
-            os.ftruncate(self._fd, self._plan.nbytes)
-        except BaseException:
-            self._discard()
-            raise
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            if kind is None:
-                header = MAGIC + self._plan.header()
-                self._head[: len(header)] = header
-                self._write(self._head, 0)
-                os.fsync(self._fd)
-                os.replace(self._partial, self._path)
-                _sync_folder(self._path.parent)
-        finally:
-            self._discard()
-
-    def put(self, slot: int, state: Array, meta: Array) -> None:
-        """Writes the rows of consecutive slots."""
-        plan = self._plan
-        self._write(meta.tobytes(), plan.records + slot * ROW.itemsize)
-        self._write(state.tobytes(), plan.observations + slot * plan.form.state_bytes)
-
-    def publish(self, rings: list[Ring], reserved: list[int]) -> None:
-        """Says which rows the file holds, and up to which they may have been overwritten."""
-        self._counters.begin(rings)
-        for ring, end in zip(rings, reserved):
-            self._counters.write(ring, end)
-
-    def _write(self, body: bytes | bytearray, at: int) -> None:
-        rest = memoryview(body)
-        try:
-            while rest:
-                done = os.pwrite(self._fd, rest, at)
-                rest, at = rest[done:], at + done
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            form, available = self._plan.form, free_bytes(self._fd)
-            raise no_space(self._path, form, self._needed, available) from error
-
-    def _discard(self) -> None:
-        os.close(self._fd)
-        self._partial.unlink(missing_ok=True)
-
-
-def _refuse_live(path: Path) -> None:
-    if path.exists():
-        fd = open_file(path, os.O_RDONLY)
-        try:
-            lock_file(fd, path)
-        finally:
-            os.close(fd)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    source = open_for_reading(path)
+    form = source.form
+    target = RamStorage.empty(form)
+    rings, _ = source.counters.read()
+    for part in rings.written_chunks(form.rows_per_chunk):
+        target.state[part] = source.state[part]
+        target.meta[part] = source.meta[part]
+    # A live writer may have gone on: what it may have overwritten is torn.
+    reserved = [source.counters.reserved(ring.index) for ring in rings]
+    close_all(rings, reserved, target.meta, form.history_len)
+    source.close()
+    return target, rings, form

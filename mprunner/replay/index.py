@@ -1,12 +1,11 @@
 """Which rows are transitions that can be sampled: how many, and which is the n-th oldest.
 
-Owns one number per slot: how many transitions of the stream lie before it. It is brought up to
-date only when someone asks, for all rows that have landed since at once, so that writers pay
-nothing for it. Knows the rings; nothing of locks, files or batches.
+The index keeps one number per slot: how many transitions of the stream precede it. It is brought
+up to date only when someone asks, for all rows stored since at once, so that writers pay nothing.
 
 A row is a transition unless it has the flag CLOSING. It can be sampled if its history is still
 there: ``row - age >= oldest``. Along an episode ``row - age`` never falls, and what was cut
-(see `layout`) has no transition that reaches across; so the transitions behind the first row that
+(see `repair`) has no transition that reaches across; so the transitions behind the first row that
 meets this meet it too.
 """
 
@@ -17,8 +16,9 @@ from typing import Callable
 
 import numpy as np
 
-from mprunner.experience import CLOSING, Array
-from mprunner.replay.streams import Ring, Streams
+from mprunner.experience import Array
+from mprunner.replay.rings import Ring, Rings
+from mprunner.rows import CLOSING
 
 #: Up to so many new rows a plain loop is faster than a dozen array operations.
 _FEW_ROWS = 64
@@ -28,7 +28,7 @@ class TransitionIndex:
     """Counts and finds the transitions that can be sampled.
 
     Args:
-        streams: the rings.
+        rings: the memory's.
         flags, age: ``(max_size,)`` uint8, fields of the memory's records.
         history_len: frames in a stack.
 
@@ -36,15 +36,16 @@ class TransitionIndex:
         on_rows: called by `update` before it takes in the rows of these streams.
     """
 
-    def __init__(self, streams: Streams, flags: Array, age: Array, history_len: int) -> None:
-        num_streams = len(streams)
+    def __init__(self, rings: Rings, flags: Array, age: Array, history_len: int) -> None:
+        num_streams = len(rings)
         self.on_rows: Callable[[Array], None] | None = None
-        self._streams = streams
+        self._rings = rings
         self._flags = flags
         self._age = age
         self._window = np.arange(history_len - 1)
+        self._updating = False
         # Transitions of the stream before a slot's row, modulo 2 ** 32.
-        self._rank = np.empty(streams.max_size, np.uint32)
+        self._rank = np.empty(rings.max_size, np.uint32)
         self._seen = np.zeros(num_streams, np.int64)
         self._last_rank = np.zeros(num_streams, np.int64)
         self._first = np.zeros(num_streams, np.int64)
@@ -61,12 +62,12 @@ class TransitionIndex:
         return int(self._rank.nbytes)
 
     def count(self) -> int:
-        """How many transitions can be sampled now."""
+        """Return how many transitions can be sampled now."""
         self.update()
         return int(self._bounds[-1])
 
     def find(self, order: int) -> tuple[int, int]:
-        """The stream and row of the ``order``-th transition: streams end to end, oldest first.
+        """Find the stream and row of the ``order``-th transition: streams end to end, oldest first.
 
         Raises:
             IndexError: there are not that many.
@@ -76,7 +77,7 @@ class TransitionIndex:
             raise IndexError(f"transition {order} of a memory that can sample {count}")
         stream = int(self._bounds.searchsorted(order, side="right"))
         target = order - int(self._bounds[stream] - self._counts[stream])
-        ring, rank, first = self._streams.rings[stream], self._rank_items, int(self._first[stream])
+        ring, rank, first = self._rings[stream], self._rank_items, int(self._first[stream])
         offset, cap, base = ring.offset, ring.cap, rank[ring.slot(first)]
         behind = bisect_right(
             range(first, ring.end),
@@ -89,8 +90,8 @@ class TransitionIndex:
         """`find` for an array of int64; every item must be in ``[0, count)``."""
         stream = np.searchsorted(self._bounds, order, side="right")
         target = (order - (self._bounds - self._counts)[stream]).astype(np.uint32)
-        offset, cap = self._streams.offsets[stream], self._streams.caps[stream]
-        low, high = self._first[stream], self._streams.ends[stream]
+        offset, cap = self._rings.offsets[stream], self._rings.caps[stream]
+        low, high = self._first[stream], self._rings.ends[stream]
         base = self._rank[offset + low % cap]
         # The last row with at most ``target`` transitions before it is in [low, high).
         for _ in range(int(np.max(high - low)).bit_length()):
@@ -100,32 +101,32 @@ class TransitionIndex:
         return stream, low
 
     def stale(self) -> Array:
-        """Streams in which rows have landed since the last `update`, ``(n,)``."""
-        found: Array = (self._streams.ends != self._seen).nonzero()[0]
+        """Return the streams in which rows were stored since the last `update`, ``(n,)``."""
+        found: Array = (self._rings.ends != self._seen).nonzero()[0]
         return found
 
     def unseen(self, streams: Array) -> tuple[Array, Array, Array]:
-        """The retained rows of some streams that no `update` has seen as they are now.
+        """Find the retained rows of some streams that no `update` has seen as they are now.
 
         Returns:
             ``(row, slot, num)``: row numbers and slots, stream by stream, and how many of each.
         """
-        end, cap = self._streams.ends[streams], self._streams.caps[streams]
+        end, cap = self._rings.ends[streams], self._rings.caps[streams]
         # The last row seen was CLOSING then; it may have become a transition.
         low = np.maximum(np.maximum(self._seen[streams] - 1, 0), end - cap)
         num = end - low
         stop = np.cumsum(num)
         row = np.arange(stop[-1]) + np.repeat(low - stop + num, num)
-        slot = row % np.repeat(cap, num) + np.repeat(self._streams.offsets[streams], num)
+        slot = row % np.repeat(cap, num) + np.repeat(self._rings.offsets[streams], num)
         return row, slot, num
 
     def first_rows(self, streams: Array) -> Array:
-        """The oldest row of some streams whose history is still there."""
-        cap = self._streams.caps[streams]
-        oldest: Array = np.maximum(self._streams.ends[streams] - cap, 0)
+        """Return the oldest row of each of these streams whose history is still there."""
+        cap = self._rings.caps[streams]
+        oldest: Array = np.maximum(self._rings.ends[streams] - cap, 0)
         if not self._window.size or not oldest.any():
             return oldest
-        offset = self._streams.offsets[streams]
+        offset = self._rings.offsets[streams]
         slot = (oldest[:, None] + self._window) % cap[:, None] + offset[:, None]
         lacking = self._age[slot] > self._window
         lacking[oldest == 0] = False
@@ -133,19 +134,24 @@ class TransitionIndex:
         return oldest
 
     def update(self) -> None:
-        """Takes in the rows that have landed since the last call."""
+        """Take in the rows that were stored since the last call."""
+        if self._updating:
+            # Ctrl-C came in the middle of an update: take in all rows again.
+            self._seen[:] = 0
         dirty = self.stale()
         if not dirty.size:
             return
+        self._updating = True
         if self.on_rows is not None:
             self.on_rows(dirty)
-        ends = self._streams.ends
+        ends = self._rings.ends
         if int(ends[dirty].sum() - self._seen[dirty].sum()) + len(dirty) <= _FEW_ROWS:
             for stream in dirty.tolist():
-                self._take_in_few(self._streams.rings[stream])
+                self._take_in_few(self._rings[stream])
         else:
             self._take_in_many(dirty)
         np.cumsum(self._counts, out=self._bounds)
+        self._updating = False
 
     def _take_in_few(self, ring: Ring) -> None:
         flags, age, rank = self._flag_items, self._age_items, self._rank_items
@@ -174,8 +180,8 @@ class TransitionIndex:
         rank += np.repeat(self._last_rank[dirty] - rank[stop - num], num)
         self._rank[slot] = rank
         self._last_rank[dirty] = rank[stop - 1]
-        self._seen[dirty] = self._streams.ends[dirty]
+        self._seen[dirty] = self._rings.ends[dirty]
         first = self.first_rows(dirty)
         self._first[dirty] = first
-        slot = self._streams.offsets[dirty] + first % self._streams.caps[dirty]
+        slot = self._rings.offsets[dirty] + first % self._rings.caps[dirty]
         self._counts[dirty] = self._last_rank[dirty].astype(np.uint32) - self._rank[slot]

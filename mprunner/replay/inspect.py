@@ -1,7 +1,6 @@
-"""Looking into a replay file or memory: what is in it, one transition as a picture, as Minari.
+"""What is in a replay file: as figures, as a picture of one transition, as a Minari data set.
 
-Owns what `mprunner replay info`, `show` and `export` print or write. Files are opened read-only,
-so that a live writer is not disturbed. Knows nothing of the command line.
+Files are opened read-only, so that a live writer is not disturbed.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from typing import Any, Iterator
 import numpy as np
 
 from mprunner.errors import ConfigurationError, MissingExtraError, StorageError
-from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Array
-from mprunner.replay import mapped
+from mprunner.experience import Array
 from mprunner.replay.fileformat import FORMAT_VERSION
 from mprunner.replay.index import TransitionIndex
+from mprunner.replay.mapped import open_for_reading
+from mprunner.replay.repair import close_all
 from mprunner.replay.sampling import Gatherer
-from mprunner.replay.streams import Streams
+from mprunner.rows import CLOSING, TERMINATED, TRUNCATED
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ReplayInfo:
     used_bytes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
+        """Return the fields, for JSON."""
         return dict(vars(self))
 
 
@@ -88,56 +88,51 @@ class Shown:
     age: int
 
     def strip(self) -> Array:
-        """The frames side by side as a picture; see `strip`."""
+        """Return the frames side by side as a picture; see `strip`."""
         return strip(self.frames)
 
 
 class _View:
-    """A file as it was at one moment: observations mapped, records copied and mended."""
+    """A file as it was at one moment: observations mapped, records copied and repaired."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.arrays = mapped.open_for_reading(Path(path))
-        self.form = self.arrays.form
-        self.streams, found = self.arrays.streams()
-        self.meta = self.arrays.meta.copy()
-        later, after = self.arrays.streams()
-        if len(later) != len(self.streams):
-            raise StorageError(f"{path} was divided anew while it was read; read it again")
-        torn = [(ring, reserved) for (ring, _), (_, reserved) in zip(found, after)]
-        mapped.mend_all(self.streams, torn, self.meta, self.form.history_len)
+        self.storage = open_for_reading(Path(path))
+        self.form = self.storage.form
+        self.rings, _ = self.storage.counters.read()
+        self.meta = self.storage.meta.copy()
+        # A live writer may have gone on: what it may have overwritten is torn.
+        reserved = [self.storage.counters.reserved(ring.index) for ring in self.rings]
+        close_all(self.rings, reserved, self.meta, self.form.history_len)
         fields = self.meta["flags"], self.meta["age"]
-        self.index = TransitionIndex(self.streams, *fields, self.form.history_len)
+        self.index = TransitionIndex(self.rings, *fields, self.form.history_len)
 
     def __enter__(self) -> _View:
         return self
 
     def __exit__(self, *details: object) -> None:
-        self.arrays.close()
+        self.storage.close()
 
     def slots(self) -> Array:
-        """Slots of all retained rows, stream by stream, oldest first."""
-        return np.concatenate([_slots_of(self.streams, i) for i in range(len(self.streams))])
+        """Return the slots of all retained rows, stream by stream, oldest first."""
+        return np.concatenate([self.rings.retained_slots(ring.index) for ring in self.rings])
 
     def still_there(self, stream: int, row: int) -> bool:
-        """Whether a row's history has not been overwritten by a live writer meanwhile."""
-        streams, found = self.arrays.streams()
-        if len(streams) != len(self.streams):
-            return False
-        ring, reserved = found[stream]
-        return bool(row - self.form.history_len >= reserved - ring.cap)
+        """Return whether no live writer has overwritten a row's history meanwhile."""
+        reserved = self.storage.counters.reserved(stream)
+        return row - self.form.history_len >= reserved - self.rings[stream].cap
 
 
 def info(path: str | os.PathLike[str]) -> ReplayInfo:
-    """What a replay file holds, also while it is being written.
+    """Return what a replay file holds, also while it is being written.
 
     Raises:
-        StorageError: it is none of ours, or damaged.
+        StorageError: it is not a replay file, or damaged.
     """
     with _View(path) as view:
         meta = view.meta[view.slots()]
         moves = meta[meta["flags"] < CLOSING]
         ended = moves["flags"] & (TERMINATED | TRUNCATED)
-        rings = view.streams.rings
+        rings = view.rings
         games = sum(ring.games for ring in rings)
         newest = int(moves["version"].max(initial=0))
         lag = newest - moves["version"].astype(np.float64)
@@ -164,17 +159,17 @@ def info(path: str | os.PathLike[str]) -> ReplayInfo:
 
 
 def show(path: str | os.PathLike[str], index: int) -> Shown:
-    """The ``index``-th transition of a replay file, in the order of `ReplayMemory.sample`.
+    """Return the ``index``-th transition of a replay file, in the order of `ReplayMemory.sample`.
 
     Raises:
         IndexError: there are not that many.
-        StorageError: the file is none of ours, or its writer has just overwritten the row.
+        StorageError: it is not a replay file, or its writer has just overwritten the row.
     """
     with _View(path) as view:
         stream, row = view.index.find(index)
-        gather = Gatherer(view.streams, view.arrays.state, view.meta, view.form.history_len)
+        gather = Gatherer(view.rings, view.storage.state, view.meta, view.form.history_len)
         frames = gather.frames(stream, row)
-        ring = view.streams.rings[stream]
+        ring = view.rings[stream]
         if ring.end > ring.cap and not view.still_there(stream, row):
             raise StorageError(f"transition {index} of {path} was overwritten while it was read")
         meta = view.meta[ring.slot(row)]
@@ -190,7 +185,7 @@ def show(path: str | os.PathLike[str], index: int) -> Shown:
 
 
 def strip(frames: Array) -> Array:
-    """Frames side by side, as a picture.
+    """Put frames side by side, as a picture.
 
     Args:
         frames: ``(N, *state_shape)``. A shape of two dimensions is height and width; of three,
@@ -208,7 +203,7 @@ def strip(frames: Array) -> Array:
         frames = frames[..., 0]
     if frames.ndim not in (3, 4) or (frames.ndim == 4 and frames.shape[3] not in (3, 4)):
         raise ConfigurationError(
-            f"observations of shape {frames.shape[1:]} are no pictures: expected (height, "
+            f"observations of shape {frames.shape[1:]} are no pictures; expected (height, "
             f"width), or that with 1, 3 or 4 channels"
         )
     if frames.dtype != np.uint8:
@@ -219,7 +214,7 @@ def strip(frames: Array) -> Array:
 
 
 def write_png(path: str | os.PathLike[str], picture: Array) -> None:
-    """Writes a picture as PNG.
+    """Write a picture as PNG.
 
     Args:
         path: of the file.
@@ -253,27 +248,27 @@ class RetainedEpisode:
 
 
 def episodes(path: str | os.PathLike[str]) -> Iterator[RetainedEpisode]:
-    """The retained episodes of a replay file; of the oldest of a stream the start may be gone.
+    """Yield the retained episodes of a replay file; a stream's oldest may lack its start.
 
     Do not use it on a file that is being written.
 
     Raises:
-        StorageError: the file is none of ours.
+        StorageError: it is not a replay file.
     """
     with _View(path) as view:
-        for stream in range(len(view.streams)):
-            slots = _slots_of(view.streams, stream)
+        for stream in range(len(view.rings)):
+            slots = view.rings.retained_slots(stream)
             closing = np.flatnonzero(view.meta["flags"][slots] >= CLOSING)
             for part in np.split(slots, closing + 1):
                 if len(part) > 1:
                     meta = view.meta[part[:-1]]
                     yield RetainedEpisode(
-                        view.arrays.state[part], meta["action"], meta["reward"], meta["flags"]
+                        view.storage.state[part], meta["action"], meta["reward"], meta["flags"]
                     )
 
 
 def export_minari(path: str | os.PathLike[str], name: str) -> int:
-    """Makes a Minari data set of the retained episodes of a replay file.
+    """Make a Minari data set of the retained episodes of a replay file.
 
     Args:
         path: of the file.
@@ -284,7 +279,7 @@ def export_minari(path: str | os.PathLike[str], name: str) -> int:
 
     Raises:
         MissingExtraError: Minari is not installed.
-        StorageError: the file is none of ours, or holds no episode.
+        StorageError: it is not a replay file, or holds no episode.
     """
     try:
         minari = importlib.import_module("minari")
@@ -332,10 +327,3 @@ def export_minari(path: str | os.PathLike[str], name: str) -> int:
             description="What an mprunner replay memory held: episodes, whole or their last part.",
         )
     return len(buffers)
-
-
-def _slots_of(streams: Streams, stream: int) -> Array:
-    ring = streams.rings[stream]
-    rows = np.arange(max(0, ring.end - ring.cap), ring.end)
-    slots: Array = rows % ring.cap + ring.offset
-    return slots

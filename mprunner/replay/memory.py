@@ -1,9 +1,4 @@
-"""`ReplayMemory`: one ring per runner, every observation stored once.
-
-Owns the public class and the half of it that learners see; the writers' half is `intake`'s.
-What can be sampled is `index`' business, what is drawn and copied `sampling`'s and
-`priorities`', files are `mapped`'s.
-"""
+"""`ReplayMemory`: one ring per runner, every observation stored once."""
 
 from __future__ import annotations
 
@@ -16,19 +11,18 @@ import numpy.typing as npt
 
 from mprunner.checks import at_least
 from mprunner.errors import ConfigurationError
-from mprunner.experience import TERMINATED, Array, Batch
+from mprunner.experience import Array, Batch, Experience
 from mprunner.replay import copying, mapped
 from mprunner.replay.arguments import checked_format
-from mprunner.replay.index import TransitionIndex
-from mprunner.replay.intake import Intake
 from mprunner.replay.prefetch import Batches
-from mprunner.replay.priorities import Priority, PriorityPicker, checked_beta
-from mprunner.replay.sampling import Gatherer, UniformPicker
-from mprunner.replay.storage import Arrays
-from mprunner.replay.streams import Streams, check_streams
+from mprunner.replay.priorities import Priority
+from mprunner.replay.rings import Rings, check_streams
+from mprunner.replay.sampler import Sampler
+from mprunner.replay.storage import Format, RamStorage, Storage
+from mprunner.replay.streams import Contents, Streams, StreamWriter
 
 
-class ReplayMemory(Intake):
+class ReplayMemory:
     """A replay memory of ``max_size`` rows for transitions of ``history_len`` stacked frames.
 
     Each runner writes one stream, a ring of its own, so that neighbours in a ring are
@@ -40,7 +34,7 @@ class ReplayMemory(Intake):
         state_shape: shape of one observation, 1 to 3 dimensions.
         history_len: frames in a stack, 1 to 255.
         dtype: of an observation: bool, an integer or a float of native byte order.
-        path: of a file that the rows are kept in; made if it is not there. What has landed in
+        path: of a file that the rows are kept in; made if it is not there. What is stored in
             it survives when the process is killed. One memory at a time can have it open.
             Priorities are not kept in it.
         seed: of the sampling; anything that `numpy.random.default_rng` takes.
@@ -71,13 +65,13 @@ class ReplayMemory(Intake):
         form = checked_format(max_size, state_shape, history_len, dtype)
         num_streams = at_least("num_streams", num_streams, 1)
         check_streams(num_streams, form.max_size, form.history_len)
-        arrays: Arrays | mapped.MappedArrays
+        _check_priority(priority)
+        storage: Storage
         if path is None:
-            arrays, streams = Arrays(form), Streams(form.max_size, num_streams)
+            storage, rings = RamStorage.empty(form), Rings(form.max_size, num_streams)
         else:
-            arrays, streams = mapped.open_for_writing(Path(path), form, num_streams)
-        self._sample_with(seed, priority)
-        super().__init__(form, arrays, streams, num_streams)
+            storage, rings = mapped.open_for_writing(Path(path), form, num_streams)
+        self._hold(form, storage, rings, num_streams, seed, priority)
 
     @classmethod
     def load(
@@ -88,41 +82,36 @@ class ReplayMemory(Intake):
         num_streams: int = 1,
         priority: Priority | None = None,
     ) -> ReplayMemory:
-        """Reads a memory from a file into RAM; the file is not kept open.
+        """Read a memory from a file into RAM; the file is not kept open.
 
         Args:
             path: of a file that `save` or ``path=`` made.
             seed, num_streams, priority: as for a new memory.
 
         Raises:
-            StorageError: the file is none of ours, or there is not enough memory.
+            StorageError: it is not a replay file, or there is not enough memory.
         """
-        arrays, streams, form = mapped.load(Path(path))
-        memory = cls.__new__(cls)
-        memory._sample_with(seed, priority)
         num_streams = at_least("num_streams", num_streams, 1)
-        Intake.__init__(memory, form, arrays, streams, num_streams)
+        _check_priority(priority)
+        storage, rings, form = copying.load(Path(path))
+        memory = cls.__new__(cls)
+        memory._hold(form, storage, rings, num_streams, seed, priority)
         return memory
 
-    def _sample_with(self, seed: Any, priority: Priority | None) -> None:
-        if priority is not None and not isinstance(priority, Priority):
-            raise ConfigurationError(f"priority must be a Priority or None, found {priority!r}")
-        self._rng = np.random.default_rng(seed)
-        self._priority = priority
-        self._by_priority: PriorityPicker | None = None
-
-    def _use(self, streams: Streams) -> None:
-        super()._use(streams)
-        meta, history_len = self._meta, self.history_len
-        self._index = TransitionIndex(streams, meta["flags"], meta["age"], history_len)
-        self._uniform = UniformPicker(streams, meta, self._index, history_len)
-        self._gatherer = Gatherer(streams, self._state, meta, history_len)
-        if self._by_priority is not None:
-            self._by_priority.deal(streams, self._index)
-        elif self._priority is not None:
-            self._by_priority = PriorityPicker(
-                self._priority, streams, meta, self._index, history_len
-            )
+    def _hold(
+        self,
+        form: Format,
+        storage: Storage,
+        rings: Rings,
+        num_streams: int,
+        seed: Any,
+        priority: Priority | None,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        sampler = Sampler(storage, rings, form.history_len, rng, priority)
+        self._form = form
+        self._streams = Streams(form, Contents(storage, rings, sampler), num_streams)
+        self.writer_lock = self._streams.writer_lock
 
     @property
     def max_size(self) -> int:
@@ -147,20 +136,19 @@ class ReplayMemory(Intake):
     @property
     def num_streams(self) -> int:
         """Into how many rings the rows are divided now."""
-        return len(self._streams)
+        with self.writer_lock:
+            return len(self._streams.rings)
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything that grows with ``max_size``: rows, index and priorities."""
-        by_priority = self._by_priority
-        extra = self._index.nbytes + (by_priority.nbytes if by_priority is not None else 0)
-        return self._form.nbytes + extra
+        with self.writer_lock:
+            return self._form.nbytes + self._streams.current().sampler.nbytes
 
     def __len__(self) -> int:
         """How many transitions can be sampled now."""
         with self.writer_lock:
-            self._check_open()
-            return self._index.count()
+            return self._streams.current().sampler.index.count()
 
     def __bool__(self) -> bool:
         """True, also when empty: a memory is not a list."""
@@ -169,12 +157,52 @@ class ReplayMemory(Intake):
     def __repr__(self) -> str:
         return (
             f"ReplayMemory(max_size={self.max_size}, state_shape={self.state_shape}, "
-            f"history_len={self.history_len}, dtype='{self.dtype}', "
-            f"num_streams={self.num_streams})"
+            f"history_len={self.history_len}, dtype='{self.dtype}')"
         )
 
+    def claim_streams(self, num_streams: int) -> list[StreamWriter]:
+        """Claim all streams, one per runner; a manager calls it at its start.
+
+        What the memory holds is kept. If the number of streams changes, a few transitions at
+        the borders are lost, unused parts are filled first, and a file with rows is written
+        anew beside the old one, which it then replaces: that takes its space twice for a while.
+
+        Args:
+            num_streams: how many.
+
+        Returns:
+            The right to write each stream; see `StreamWriter`.
+
+        Raises:
+            ConfigurationError: some are claimed already, or the memory is too small for them.
+            StorageError: there is no space to write the file anew.
+        """
+        return self._streams.claim(num_streams)
+
+    def claim_stream(self) -> StreamWriter:
+        """Claim one stream, for a runner that is used without a manager.
+
+        Returns:
+            The right to write a stream that nobody else writes.
+
+        Raises:
+            ConfigurationError: all are taken.
+        """
+        return self._streams.claim_one()
+
+    def append(self, exp: Experience) -> None:
+        """Store one step, as the original does.
+
+        It can be sampled once its successor has arrived; a terminal one at once (what follows
+        it is unknown, and stored as zeros).
+
+        Raises:
+            ConfigurationError: an unusable item, or the memory's streams are claimed.
+        """
+        self._streams.append(exp)
+
     def sample(self, idx: int) -> tuple[Array, float, int, bool]:
-        """The ``idx``-th transition that can be sampled: streams end to end, oldest first.
+        """Copy the ``idx``-th transition that can be sampled: streams end to end, oldest first.
 
         Args:
             idx: in ``[0, len(memory))``.
@@ -190,16 +218,7 @@ class ReplayMemory(Intake):
             IndexError: outside.
         """
         with self.writer_lock:
-            self._check_open()
-            stream, row = self._index.find(int(idx))
-            frames = self._gatherer.frames(stream, row)
-            meta = self._meta[self._streams.rings[stream].slot(row)]
-            return (
-                np.moveaxis(frames, 0, -1),
-                float(meta["reward"]),
-                int(meta["action"]),
-                bool(meta["flags"] & TERMINATED),
-            )
+            return self._streams.current().sampler.one(int(idx))
 
     def sample_batch(
         self,
@@ -210,7 +229,7 @@ class ReplayMemory(Intake):
         beta: float | None = None,
         out: Batch | None = None,
     ) -> Batch:
-        """Draws transitions with replacement and copies them out in one gather.
+        """Draw transitions with replacement and copy them out in one gather.
 
         Each transition is drawn uniformly, or, if the memory was made with ``priority=``, in
         proportion to its priority.
@@ -232,20 +251,13 @@ class ReplayMemory(Intake):
         batch_size = at_least("batch_size", batch_size, 1)
         n_step = at_least("n_step", n_step, 1)
         if not 0 <= discount <= 1:
-            raise ConfigurationError(f"discount must be in [0, 1], found {discount!r}")
-        if beta is not None:
-            self._prioritised()
-            checked_beta(beta)
+            raise ConfigurationError(f"discount is {discount!r}; expected a number in [0, 1]")
         with self.writer_lock:
-            self._check_open()
-            if self._by_priority is None:
-                picked = self._uniform.pick(batch_size, self._rng)
-            else:
-                picked = self._by_priority.pick(batch_size, self._rng, beta)
-            return self._gatherer.batch(picked, n_step, discount, out)
+            sampler = self._streams.current().sampler
+            return sampler.batch(batch_size, n_step, discount, beta, out)
 
     def update_priorities(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
-        """Gives transitions new priorities, commonly the size of their TD errors.
+        """Give transitions new priorities, commonly the size of their TD errors.
 
         Args:
             indices: ``(N,)`` as in `Batch.indices`. Those overwritten since are ignored.
@@ -255,11 +267,11 @@ class ReplayMemory(Intake):
             ConfigurationError: the memory is not prioritised, or a priority is unusable.
         """
         with self.writer_lock:
-            self._check_open()
-            self._prioritised().update(np.asarray(indices), np.asarray(priorities))
+            by_priority = self._streams.current().sampler.by_priority
+            by_priority.update(np.asarray(indices), np.asarray(priorities))
 
     def batches(self, batch_size: int, prefetch: int = 2, **options: Any) -> Batches:
-        """An endless iterator over batches that gathers ahead in a thread.
+        """Return an endless iterator over batches that gathers ahead in a thread.
 
         Args:
             batch_size: as for `sample_batch`.
@@ -270,43 +282,30 @@ class ReplayMemory(Intake):
             An iterator to use in ``with`` or to `close`.
         """
         if "out" in options:
-            raise ConfigurationError("batches() makes each batch anew; out= cannot be given")
+            raise ConfigurationError("out= was given; batches() makes each batch anew")
         prefetch = at_least("prefetch", prefetch, 1)
         return Batches(lambda: self.sample_batch(batch_size, **options), prefetch)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a copy to a file, atomically: ``path`` is as before, or whole.
+        """Write a copy to a file, atomically: ``path`` is as before, or whole.
 
         Writers may go on meanwhile; what they add is not in the file, and what they overwrite
         neither.
 
         Raises:
-            StorageError: there is no space, or another memory has this file open.
+            StorageError: there is no space, another memory has this file open, or the number
+                of streams changed meanwhile.
         """
-        copying.save(Path(path), self._form, self._snapshot, self.writer_lock)
-
-    def _snapshot(self) -> tuple[Arrays | mapped.MappedArrays, Streams]:
-        self._check_open()
-        return self._arrays, self._streams
+        copying.save(Path(path), self._form, self._streams)
 
     def flush(self) -> None:
-        """Waits until a memory in a file is on the disk; no need for it but a power failure."""
+        """Wait until a memory in a file is on the disk; only a power failure needs it."""
         with self.writer_lock:
-            self._check_open()
-            if isinstance(self._arrays, mapped.MappedArrays):
-                self._arrays.flush()
+            self._streams.storage.flush()
 
     def close(self) -> None:
-        """Gives up the streams and the file, or the RAM. Safe to call twice."""
-        with self.writer_lock:
-            if self._closed:
-                return
-            self.close_streams()
-            self._closed = True
-            if isinstance(self._arrays, mapped.MappedArrays):
-                self._arrays.close()
-            del self._arrays, self._state, self._meta, self._records, self._counters
-            del self._index, self._uniform, self._gatherer, self._by_priority
+        """End all rights to write and release the file, or the RAM. Safe to call twice."""
+        self._streams.close()
 
     def __enter__(self) -> ReplayMemory:
         return self
@@ -320,10 +319,7 @@ class ReplayMemory(Intake):
             "or give runners a stream of it"
         )
 
-    def _prioritised(self) -> PriorityPicker:
-        if self._priority is None:
-            raise ConfigurationError(
-                "this memory samples uniformly; make it with priority=Priority() to prioritise"
-            )
-        assert self._by_priority is not None
-        return self._by_priority
+
+def _check_priority(priority: Priority | None) -> None:
+    if priority is not None and not isinstance(priority, Priority):
+        raise ConfigurationError(f"priority is {priority!r}; expected a Priority or None")

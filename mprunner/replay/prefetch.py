@@ -1,7 +1,4 @@
-"""Batches gathered ahead in a thread.
-
-Owns the thread and what passes between it and the learner. Knows nothing of the memory.
-"""
+"""Batches gathered ahead in a thread."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             ClosedError: after `close`.

@@ -1,7 +1,6 @@
 """Prioritised sampling, proportional: Schaul et al., "Prioritized Experience Replay", 2016.
 
-Owns the priorities and the tree of their sums. Knows the rings and the index; nothing of locks
-(the caller holds the memory's), batches or files.
+The caller holds the memory's lock.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from mprunner.errors import ConfigurationError
-from mprunner.experience import CLOSING, Array
+from mprunner.experience import Array
 from mprunner.replay.index import TransitionIndex
+from mprunner.replay.rings import Rings
 from mprunner.replay.sampling import Picked, check_enough, located
-from mprunner.replay.streams import Streams
+from mprunner.rows import CLOSING
 
 _FAN_OUT = 16
 #: So many sums are searched in one piece.
@@ -31,8 +31,8 @@ class Priority:
     Attributes:
         alpha: in [0, 1]: a transition of priority ``p`` is drawn in proportion to
             ``(p + epsilon) ** alpha``; 0 is uniform.
-        beta: in [0, 1]: how far the importance weights make up for it, if `sample_batch` is not
-            told otherwise; 1 fully.
+        beta: in [0, 1]: how far the importance weights make up for it, 1 fully; `sample_batch`
+            can be given another one.
         epsilon: positive; keeps transitions of priority 0 in play.
     """
 
@@ -42,20 +42,20 @@ class Priority:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ConfigurationError(f"alpha must be in [0, 1], found {self.alpha!r}")
+            raise ConfigurationError(f"alpha is {self.alpha!r}; expected a number in [0, 1]")
         if not 0 < self.epsilon < float("inf"):
-            raise ConfigurationError(f"epsilon must be positive, found {self.epsilon!r}")
+            raise ConfigurationError(f"epsilon is {self.epsilon!r}; expected a positive number")
         checked_beta(self.beta)
 
 
 def checked_beta(beta: float) -> float:
-    """``beta`` if it is in [0, 1].
+    """Return ``beta`` if it is in [0, 1].
 
     Raises:
         ConfigurationError: it is not.
     """
     if not 0 <= beta <= 1:
-        raise ConfigurationError(f"beta must be in [0, 1], found {beta!r}")
+        raise ConfigurationError(f"beta is {beta!r}; expected a number in [0, 1]")
     return beta
 
 
@@ -81,12 +81,12 @@ class SumTree:
         return int(sum(level.nbytes for level in self._levels) + self._top.nbytes)
 
     def get(self, slots: Array) -> Array:
-        """``(N,)`` float64."""
+        """Return the weights of slots, ``(N,)`` float64."""
         weights: Array = self._levels[0][slots]
         return weights
 
     def set(self, slots: Array, weights: Array | float) -> None:
-        """Gives slots new weights; of a slot that comes twice the last one counts."""
+        """Give slots new weights; of a slot that comes twice the last one counts."""
         self._levels[0][slots] = weights
         nodes = slots
         for level, above in zip(self._levels, [*self._levels[1:], self._top]):
@@ -96,7 +96,7 @@ class SumTree:
             above[nodes] = level.reshape(-1, _FAN_OUT).take(nodes, axis=0).sum(axis=1)
 
     def find(self, shares: Array) -> Array:
-        """Slots in proportion to their weights.
+        """Find slots in proportion to their weights.
 
         Args:
             shares: ``(N,)`` float64 in [0, 1), of the total weight, which is not 0.
@@ -129,52 +129,56 @@ class PriorityPicker:
 
     Args:
         config: how to prioritise.
-        streams: the rings.
+        rings: the memory's.
         meta: ``(max_size,)`` records of dtype `ROW`.
         index: of the same rings; it must have seen no rows yet.
         history_len: frames in a stack.
+        rng: draws.
+        previous: of the same slots with other rings, or records; its priorities are kept.
     """
 
     def __init__(
         self,
         config: Priority,
-        streams: Streams,
+        rings: Rings,
         meta: Array,
         index: TransitionIndex,
         history_len: int,
+        rng: np.random.Generator,
+        previous: PriorityPicker | None = None,
     ) -> None:
         self._config = config
-        self._meta = meta
+        self._rings = rings
         self._flags = meta["flags"]
+        self._meta = meta
+        self._index = index
+        self._rng = rng
         self._window = np.arange(history_len - 1)
-        self._tree = SumTree(streams.max_size)
+        self._tree = SumTree(rings.max_size)
         self._top = 1.0
-        self._follow(streams, index)
+        if previous is not None:
+            self._keep(previous)
+        index.on_rows = self._take_in
 
     @property
     def nbytes(self) -> int:
         """Bytes of the priorities."""
         return self._tree.nbytes
 
-    def _follow(self, streams: Streams, index: TransitionIndex) -> None:
-        self._streams = streams
-        self._index = index
-        index.on_rows = self._take_in
-
-    def deal(self, streams: Streams, index: TransitionIndex) -> None:
-        """Goes on with other rings over the same slots; priorities are kept."""
+    def _keep(self, previous: PriorityPicker) -> None:
+        # Both indices take in their rows first: what is a row now has its priority already.
+        previous._index.update()
         self._index.update()
-        index.update()
-        every = np.arange(streams.max_size)
-        self._tree.set(every, np.where(self._flags < CLOSING, self._tree.get(every), 0))
-        self._follow(streams, index)
+        self._top = previous._top
+        every = np.arange(self._rings.max_size)
+        self._tree.set(every, np.where(self._flags < CLOSING, previous._tree.get(every), 0))
 
     def _take_in(self, dirty: Array) -> None:
         _, slot, _ = self._index.unseen(dirty)
         weights = np.where(self._flags[slot] < CLOSING, self._weight(self._top), 0.0)
-        end, cap = self._streams.ends[dirty], self._streams.caps[dirty]
+        end, cap = self._rings.ends[dirty], self._rings.caps[dirty]
         row = np.maximum(end - cap, 0)[:, None] + self._window
-        gone = (row % cap[:, None] + self._streams.offsets[dirty][:, None])[
+        gone = (row % cap[:, None] + self._rings.offsets[dirty][:, None])[
             row < self._index.first_rows(dirty)[:, None]
         ]
         self._tree.set(
@@ -184,35 +188,37 @@ class PriorityPicker:
     def _weight(self, priority: Any) -> Any:
         return (priority + self._config.epsilon) ** self._config.alpha
 
-    def pick(self, num: int, rng: np.random.Generator, beta: float | None) -> Picked:
-        """Draws ``num`` transitions, with replacement.
+    def pick(self, num: int, beta: float | None) -> Picked:
+        """Draw ``num`` transitions, with replacement.
 
         Raises:
             NotEnoughRows: fewer than ``num`` transitions can be sampled.
+            ConfigurationError: ``beta`` is not in [0, 1].
         """
+        beta = self._config.beta if beta is None else checked_beta(beta)
         check_enough(num, self._index.count())
-        slots = self._tree.find((np.arange(num) + rng.random(num)) / num)
+        slots = self._tree.find((np.arange(num) + self._rng.random(num)) / num)
         weights = self._tree.get(slots)
-        weights = (weights / weights.min()) ** -(self._config.beta if beta is None else beta)
-        stream, row = self._streams.rows_of_slots(slots)
-        return located(self._streams, self._meta, stream, row, weights)
+        weights = (weights / weights.min()) ** -beta
+        stream, row = self._rings.rows_of_slots(slots)
+        return located(self._rings, self._meta, stream, row, weights)
 
     def update(self, names: Array, priorities: Array) -> None:
-        """Gives transitions new priorities; see `ReplayMemory.update_priorities`."""
+        """Give transitions new priorities; see `ReplayMemory.update_priorities`."""
         names = np.asarray(names)
         priorities = np.asarray(priorities, np.float64)
         if names.ndim != 1 or names.shape != priorities.shape or names.dtype.kind not in "iu":
             raise ConfigurationError(
-                f"indices and priorities must be (N,) integers and numbers, found shapes "
-                f"{names.shape} and {priorities.shape} and dtype {names.dtype}"
+                f"indices and priorities have shapes {names.shape} and {priorities.shape} and "
+                f"indices dtype {names.dtype}; expected (N,) both, and integers"
             )
         # Finite, and so small that a sum of them is.
         if not (np.isfinite(priorities) & (priorities >= 0) & (priorities < 1e200)).all():
             raise ConfigurationError(
-                f"priorities must be finite and not negative, found {priorities}"
+                f"priorities are {priorities}; expected finite numbers that are not negative"
             )
         self._index.update()
-        slots, kept = self._streams.rows_of_names(names.astype(np.int64))
+        slots, kept = self._rings.rows_of_names(names.astype(np.int64))
         # What lies behind the write head by now stays at 0.
         alive = self._tree.get(slots) > 0
         if alive.any():

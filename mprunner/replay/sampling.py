@@ -1,7 +1,6 @@
-"""From rows to batches: which transitions are drawn, and the one gather that copies them.
+"""From rows to batches: uniform drawing, and the one gather that copies what was drawn.
 
-Owns the uniform drawing and the gather. Knows the rings and the index; nothing of locks (the
-caller holds the memory's), threads or files.
+The caller holds the memory's lock.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mprunner.errors import ConfigurationError, NotEnoughRows
-from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Array, Batch
+from mprunner.experience import Array, Batch
 from mprunner.replay.index import TransitionIndex
-from mprunner.replay.streams import Streams
+from mprunner.replay.rings import Rings
+from mprunner.rows import CLOSING, TERMINATED, TRUNCATED
 
 #: After so many rounds the index finds what has not been drawn yet.
 _ROUNDS = 3
@@ -38,10 +38,10 @@ class Picked(NamedTuple):
 
 
 def located(
-    streams: Streams, meta: Array, stream: Array, row: Array, weights: Array | None = None
+    rings: Rings, meta: Array, stream: Array, row: Array, weights: Array | None = None
 ) -> Picked:
-    """Transitions of which the stream and the row are known."""
-    cap, offset = streams.caps.take(stream), streams.offsets.take(stream)
+    """Complete the picked transitions of which the stream and the row are known."""
+    cap, offset = rings.caps.take(stream), rings.offsets.take(stream)
     return Picked(stream, row, cap, offset, meta.take(row % cap + offset), weights)
 
 
@@ -49,32 +49,39 @@ class UniformPicker:
     """Draws transitions with equal probability, independently, with replacement.
 
     Args:
-        streams: the rings.
+        rings: the memory's.
         meta: ``(max_size,)`` records of dtype `ROW`.
         index: of the same rings.
         history_len: frames in a stack.
+        rng: draws.
     """
 
     def __init__(
-        self, streams: Streams, meta: Array, index: TransitionIndex, history_len: int
+        self,
+        rings: Rings,
+        meta: Array,
+        index: TransitionIndex,
+        history_len: int,
+        rng: np.random.Generator,
     ) -> None:
-        self._streams = streams
+        self._rng = rng
+        self._rings = rings
         self._meta = meta
         self._index = index
         self._counted = 0
         self._counted_at = 0
-        self._blocked = len(streams) * (history_len - 1)
+        self._blocked = len(rings) * (history_len - 1)
         # Of all retained rows, stream by stream, oldest first: where each stream's end, and how
         # many there are.
-        self._bounds = np.zeros(len(streams), np.int64)
+        self._bounds = np.zeros(len(rings), np.int64)
         self._retained = 0.0
         # By stream, what a draw needs to find its row: shift (row - draw), oldest, cap, offset.
-        self._table = np.zeros((4, len(streams)), np.int64)
-        self._table[2:] = streams.caps, streams.offsets
+        self._table = np.zeros((4, len(rings)), np.int64)
+        self._table[2:] = rings.caps, rings.offsets
         self._table_at = -1
 
-    def pick(self, num: int, rng: np.random.Generator) -> Picked:
-        """Draws ``num`` transitions.
+    def pick(self, num: int) -> Picked:
+        """Draw ``num`` transitions.
 
         Uniform rows are drawn, and those that cannot be sampled are rejected; where few can,
         the index finds what is missing. Either way each transition has the same chance.
@@ -83,35 +90,35 @@ class UniformPicker:
             NotEnoughRows: fewer than ``num`` transitions can be sampled.
         """
         self._check_enough(num)
-        if self._table_at != self._streams.total:
+        if self._table_at != self._rings.total:
             self._refresh_table()
         parts, missing = [], num
         for _ in range(_ROUNDS):
             # 53 random bits a draw: the chances of two of 2 ** 20 rows differ by 1 in 2 ** 33.
-            draw = rng.random(missing + missing // 8 + 1)
+            draw = self._rng.random(missing + missing // 8 + 1)
             draw *= self._retained
             parts.append(self._accepted(draw.astype(np.int64), missing))
             missing -= len(parts[-1].row)
             if not missing:
                 break
         else:
-            order = rng.integers(0, self._index.count(), size=missing)
-            parts.append(located(self._streams, self._meta, *self._index.find_many(order)))
+            order = self._rng.integers(0, self._index.count(), size=missing)
+            parts.append(located(self._rings, self._meta, *self._index.find_many(order)))
         if len(parts) == 1:
             return parts[0]
         stream = np.concatenate([part.stream for part in parts])
         row = np.concatenate([part.row for part in parts])
-        return located(self._streams, self._meta, stream, row)
+        return located(self._rings, self._meta, stream, row)
 
     def _refresh_table(self) -> None:
-        streams = self._streams
+        rings = self._rings
         shift, oldest = self._table[:2]
-        np.maximum(streams.ends - streams.caps, 0, out=oldest)
-        np.cumsum(streams.ends - oldest, out=self._bounds)
+        np.maximum(rings.ends - rings.caps, 0, out=oldest)
+        np.cumsum(rings.ends - oldest, out=self._bounds)
         # A row is as far from its stream's end as its draw from the stream's bound.
-        np.subtract(streams.ends, self._bounds, out=shift)
+        np.subtract(rings.ends, self._bounds, out=shift)
         self._retained = float(self._bounds[-1])
-        self._table_at = streams.total
+        self._table_at = rings.total
 
     def _accepted(self, draw: Array, most: int) -> Picked:
         stream = self._bounds.searchsorted(draw, side="right")
@@ -124,9 +131,9 @@ class UniformPicker:
         return Picked(*(of_all.take(good) for of_all in (stream, row, cap, offset, meta)))
 
     def _check_enough(self, num: int) -> None:
-        # A row that lands can take one transition away, and the write head of a ring a few
+        # A row that is stored can take one transition away, and the write head of a ring a few
         # more; so the index need not be asked each time.
-        total = self._streams.total
+        total = self._rings.total
         if self._counted - (total - self._counted_at) - self._blocked >= num:
             return
         self._counted = self._index.count()
@@ -138,14 +145,14 @@ class Gatherer:
     """Copies transitions out of the memory's arrays into batches.
 
     Args:
-        streams: the rings.
+        rings: the memory's.
         state: ``(max_size, *state_shape)``.
         meta: ``(max_size,)`` records of dtype `ROW`.
         history_len: frames in a stack.
     """
 
-    def __init__(self, streams: Streams, state: Array, meta: Array, history_len: int) -> None:
-        self._streams = streams
+    def __init__(self, rings: Rings, state: Array, meta: Array, history_len: int) -> None:
+        self._rings = rings
         self._state = state
         self._flat_state = state.reshape(len(state), -1)
         self._meta = meta
@@ -155,14 +162,14 @@ class Gatherer:
         self._one_step = np.arange(1 - history_len, 2)
 
     def frames(self, stream: int, row: int) -> Array:
-        """``(history_len + 1, *state_shape)``: the stack of a row and its successor, copied."""
-        ring = self._streams.rings[stream]
+        """Copy the stack of a row and its successor: ``(history_len + 1, *state_shape)``."""
+        ring = self._rings[stream]
         frames: Array = self._state[(row + self._one_step) % ring.cap + ring.offset]
         frames[: self._history_len - 1 - int(self._meta["age"][ring.slot(row)])] = 0
         return frames
 
     def batch(self, picked: Picked, n_step: int, discount: float, out: Batch | None) -> Batch:
-        """Gathers a batch; see `ReplayMemory.sample_batch`."""
+        """Gather a batch; see `ReplayMemory.sample_batch`."""
         batch = self._room_for(len(picked.row), n_step, out)
         stream, row, cap, offset, meta, weights = picked
         age = meta["age"]
@@ -175,7 +182,7 @@ class Gatherer:
             self._blank(batch.frames, age)
         else:
             self._many_steps(batch, row, cap, offset, age, n_step, discount)
-        self._streams.names(stream, row, batch.indices)
+        self._rings.names(stream, row, batch.indices)
         batch.weights[...] = 1 if weights is None else weights
         return batch
 
@@ -238,14 +245,14 @@ class Gatherer:
 
 
 def _ends(batch: Batch, flags: Array) -> Array:
-    """Sets a batch's two kinds of end; returns where there is something to bootstrap."""
+    """Set a batch's two kinds of end; return where there is something to bootstrap."""
     batch.terminated[...] = flags & TERMINATED
     batch.truncated[...] = flags & TRUNCATED
     return ~batch.terminated
 
 
 def check_enough(num: int, count: int) -> None:
-    """Refuses to draw more transitions than there are.
+    """Refuse to draw more transitions than there are.
 
     Raises:
         NotEnoughRows: ``count`` is less than ``num``.

@@ -1,14 +1,14 @@
 """What every backend must do; each inherits it in a test file of its own.
 
 Whole streams are compared, never samples of them: a player tags its observations, a memory
-keeps all that it is given, and `tests.streams` knows what must have come.
+keeps all that it is given, and `tests.support.streams` knows what must have come.
 """
 
 from tests.backends.contract_acting import Acting
 from tests.backends.contract_failures import Failures
 from tests.backends.contract_pace import Pace, RunAhead
 from tests.backends.contract_streams import Streams
-from tests.backends.pool import PoolCase
+from tests.support.pool_case import PoolCase
 
 
 class BackendContract(Streams, Acting, Pace, Failures):

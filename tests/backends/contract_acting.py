@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mprunner import ConfigurationError, LocalPredictor
-from tests.backends.pool import PoolCase
-from tests.streams import RecordingMemory, check_streams
-from tests.tagged import TAG_SHAPE, Tag
-from tests.toys import (
+from tests.support.pool_case import PoolCase
+from tests.support.streams import RecordingMemory, check_streams
+from tests.support.tagged import TAG_SHAPE, Tag
+from tests.support.toys import (
     NUM_ACTIONS,
     EpsilonRunner,
     GreedyModel,
@@ -24,7 +24,7 @@ from tests.toys import (
     probe,
     probe_q,
 )
-from tests.waiting import HANG_S
+from tests.support.waiting import HANG_S
 
 
 class Acting(PoolCase):

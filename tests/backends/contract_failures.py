@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mprunner import LocalPredictor, PredictorError, WorkerRaised
-from tests.backends.pool import PoolCase
-from tests.streams import RecordingMemory, check_streams
-from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Ledger, Tag
-from tests.toys import EpsilonRunner, FaultyPlayer, RaisingModel, probe_q
-from tests.waiting import HANG_S
+from tests.support.pool_case import PoolCase
+from tests.support.streams import RecordingMemory, check_streams
+from tests.support.tagged import CLOSES, FACTORIES, TAG_SHAPE, Ledger, Tag
+from tests.support.toys import EpsilonRunner, FaultyPlayer, RaisingModel, probe_q
+from tests.support.waiting import HANG_S
 
 
 class Failures(PoolCase):
@@ -124,7 +124,7 @@ class Failures(PoolCase):
             manager.step(1.0)
         assert again.value is raised.value
         manager.close()
-        assert manager.stats().steps_landed == memory.num_steps
+        assert manager.stats().steps_stored == memory.num_steps
 
     def test_a_local_predictor_that_fails(self):
         memory = RecordingMemory(300, TAG_SHAPE, 2, "int32")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mprunner import ClosedError, EnvRunnerManager, LocalPredictor
-from tests.backends.pool import PoolCase
-from tests.streams import RecordingMemory, check_record, check_streams
-from tests.tagged import CLOSES, FACTORIES, STEPS, TAG_SHAPE, Gate, Ledger, Tag
-from tests.toys import GreedyModel, greedy, probe_q
-from tests.waiting import HANG_S, Background, eventually
+from tests.support.pool_case import PoolCase
+from tests.support.streams import RecordingMemory, check_record, check_streams
+from tests.support.tagged import CLOSES, FACTORIES, STEPS, TAG_SHAPE, Gate, Ledger, Tag
+from tests.support.toys import GreedyModel, greedy, probe_q
+from tests.support.waiting import HANG_S, Background, eventually
 
 
 class Pace(PoolCase):
@@ -32,7 +32,7 @@ class Pace(PoolCase):
                 assert asked - ledger.total(STEPS) <= staleness
             assert manager.join(HANG_S)
             stats = manager.stats()
-            assert stats.steps_landed == ledger.total(STEPS) == asked
+            assert stats.steps_stored == ledger.total(STEPS) == asked
             assert stats.outstanding == 0
             assert 1 <= stats.outstanding_peak <= staleness
         assert ledger.total(STEPS) == asked
@@ -63,7 +63,7 @@ class Pace(PoolCase):
                 manager.step(0.5 if with_predictor else 1.0, num_steps=2)
             manager.close()
             stats = manager.stats()
-            assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (1000, 1000, 0)
+            assert (stats.steps_asked, stats.steps_stored, stats.steps_lost) == (1000, 1000, 0)
             assert ledger.total(STEPS) == memory.num_steps == len(memory) == 1000
             assert (ledger.total(FACTORIES), ledger.total(CLOSES)) == (2, 2)
             check_streams(memory, tags)
@@ -104,7 +104,7 @@ class Pace(PoolCase):
             with pytest.raises(ClosedError):
                 call()
         manager.close()
-        assert manager.stats().steps_landed == 10
+        assert manager.stats().steps_stored == 10
         assert manager.reset_stats() == (5.0, 5.0)
         assert [worker.state for worker in manager.stats().workers] == ["closed"] * 2
 
@@ -119,7 +119,7 @@ class Pace(PoolCase):
             call.result()
         manager.close()
         assert ledger.total(CLOSES) == 2
-        assert manager.stats().steps_landed == 100
+        assert manager.stats().steps_stored == 100
 
     def test_context_manager(self, tmp_path):
         ledger = Ledger(tmp_path / "ledger")

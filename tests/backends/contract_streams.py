@@ -9,11 +9,11 @@ import pytest
 
 from mprunner import ConfigurationError, ReplayMemory
 from mprunner.stats import Recorder
-from tests.backends.pool import TAGS, PoolCase
-from tests.streams import RecordingMemory, check_streams
-from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Ledger, Tag, TagPlayer
-from tests.toys import BitsPlayer, LegacyPlayer, probe_q
-from tests.waiting import HANG_S
+from tests.support.pool_case import TAGS, PoolCase
+from tests.support.streams import RecordingMemory, check_streams
+from tests.support.tagged import CLOSES, FACTORIES, TAG_SHAPE, Ledger, Tag, TagPlayer
+from tests.support.toys import BitsPlayer, LegacyPlayer, probe_q
+from tests.support.waiting import HANG_S
 
 
 class Streams(PoolCase):
@@ -30,7 +30,7 @@ class Streams(PoolCase):
                 manager.step(1.0, num_steps=1 + i % 5)
             assert manager.join(HANG_S)
             asked = 60 + 12 * (1 + 2 + 3 + 4 + 5)
-            assert memory.num_steps == manager.stats().steps_landed == asked
+            assert memory.num_steps == manager.stats().steps_stored == asked
             check_streams(memory, tags)
 
     def test_every_kind_of_episode(self):

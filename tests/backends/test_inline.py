@@ -4,10 +4,10 @@ import pytest
 
 from mprunner import EnvRunner, EnvRunnerManager
 from tests.backends.contract import BackendContract
-from tests.streams import RecordingMemory, check_joints, check_samples
-from tests.tagged import TAG_SHAPE
-from tests.toys import InterruptedPlayer
-from tests.waiting import HANG_S
+from tests.support.streams import RecordingMemory, check_joints, check_samples
+from tests.support.tagged import TAG_SHAPE
+from tests.support.toys import InterruptedPlayer
+from tests.support.waiting import HANG_S
 
 
 class TestInline(BackendContract):
@@ -33,8 +33,8 @@ def test_one_may_go_on_after_ctrl_c(where, num_steps):
         assert manager.join(HANG_S)
         assert error is None
         stats = manager.stats()
-        assert stats.steps_asked == 20 * num_steps == stats.steps_landed + stats.steps_lost
-        assert stats.steps_landed == memory.num_steps
+        assert stats.steps_asked == 20 * num_steps == stats.steps_stored + stats.steps_lost
+        assert stats.steps_stored == memory.num_steps
         assert stats.outstanding == 0
         assert set(memory.scores) == {5.0}
         check_joints(memory.records[0], 3)

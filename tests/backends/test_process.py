@@ -14,8 +14,3 @@ class TestForkserver(AsynchronousContract):
 class TestSpawn(StartContract):
     options = {"backend": "process", "start_method": "spawn"}
     remote = True
-
-
-class TestFork(StartContract):
-    options = {"backend": "process", "start_method": "fork"}
-    remote = True

@@ -19,14 +19,14 @@ from mprunner import (
 )
 from tests.backends.contract import AsynchronousContract
 from tests.backends.contract_streams import Streams
-from tests.backends.pool import PoolCase
-from tests.backends.ray_local import REASON, actors, check_nothing_left, local_ray
-from tests.commands import run_here
-from tests.streams import RecordingMemory, check_record
-from tests.tagged import TAG_SHAPE, Tag
-from tests.toys import GreedyModel, greedy, probe_q
-from tests.waiting import HANG_S
-from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
+from tests.support.pool_case import PoolCase
+from tests.support.ray_local import REASON, actors, check_nothing_left, local_ray
+from tests.support.commands import run_here
+from tests.support.streams import RecordingMemory, check_record
+from tests.support.tagged import TAG_SHAPE, Tag
+from tests.support.toys import GreedyModel, greedy, probe_q
+from tests.support.waiting import HANG_S
+from tests.support.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 on_ray = [
     pytest.mark.slow,
@@ -123,7 +123,7 @@ class TestArguments(PoolCase):
 
     def test_only_for_ray(self):
         memory = RecordingMemory(100, TAG_SHAPE, 1, "int32")
-        with pytest.raises(ConfigurationError, match="for backend='ray' alone"):
+        with pytest.raises(ConfigurationError, match="for backend='ray'; the backend is 'process'"):
             self.pool(memory, [Tag().factory()], backend="process", address="auto")
 
     def test_a_joined_ray_is_left_alone(self, own_ray):

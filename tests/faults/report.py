@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.matrix import NOT_POSSIBLE
-from tests.faults.players import STAGES, WAYS
+from tests.support.faulty_players import STAGES, WAYS
 
 BEGIN, END = "<!-- matrix:begin -->", "<!-- matrix:end -->"
 _SECTION = "## What happens when a worker dies\n\n"
@@ -18,7 +18,7 @@ pool of three; one of its workers meets its end in the way of the row, at the st
 A cell says what the user sees with `on_failure="raise"`, and after how many seconds (the slower of
 {methods}; for a hang beyond `step_timeout`, `start_timeout` or `close_timeout`). With
 `on_failure="restart"` the worker was replaced in every cell but those of "close" (there is nothing
-to replace it for; the error is the same), and the steps asked for were the steps that landed plus
+to replace it for; the error is the same), and the steps asked for were the steps that stored plus
 those counted as lost. In every run the other workers' data were whole, and processes,
 descriptors, threads and shared memory were back to what they had been. The pool was closed at
 most {close:.1f} s after the error. Load of the machine at the end of the run: {load}.

@@ -23,10 +23,10 @@ import numpy as np
 import psutil
 
 from mprunner import EnvRunner, EnvRunnerManager, ReplayMemory
-from tests.faults.players import FaultyPlayer, Fuse, die
-from tests.faults.whole import check_stack
-from tests.tagged import TAG_SHAPE
-from tests.waiting import HANG_S
+from tests.support.faulty_players import FaultyPlayer, Fuse, die
+from tests.support.whole import check_stack
+from tests.support.tagged import TAG_SHAPE
+from tests.support.waiting import HANG_S
 
 NUM_RUNNERS = 4
 STALENESS = 64
@@ -68,7 +68,7 @@ class Report:
     kills: Counter[str] = field(default_factory=Counter)
     stacks: int = 0
     asked: int = 0
-    landed: int = 0
+    stored: int = 0
     lost: int = 0
     restarts: int = 0
     episodes: int = 0
@@ -80,7 +80,7 @@ class Report:
         return [
             f"{self.seconds:.0f} s, {self.restarts} workers replaced, of them "
             f"{sum(self.kills.values())} killed from outside ({dict(self.kills)})",
-            f"{self.asked} steps asked = {self.landed} landed + {self.lost} lost, "
+            f"{self.asked} steps asked = {self.stored} stored + {self.lost} lost, "
             f"{self.episodes} games",
             f"{self.stacks} stacks sampled, all whole",
             f"memory {self.rss_mb[0]:.1f} -> {self.rss_mb[-1]:.1f} MB, "
@@ -184,10 +184,10 @@ def _measure(report: Report) -> None:
 
 def _count(manager: EnvRunnerManager, report: Report) -> None:
     stats = manager.stats()
-    report.asked, report.landed = stats.steps_asked, stats.steps_landed
+    report.asked, report.stored = stats.steps_asked, stats.steps_stored
     report.lost, report.restarts = stats.steps_lost, stats.restarts
     report.episodes = stats.episodes
-    assert report.asked == report.landed + report.lost, "a step is unaccounted for"
+    assert report.asked == report.stored + report.lost, "a step is unaccounted for"
     assert stats.outstanding == 0 and stats.outstanding_peak <= STALENESS
     assert report.lost <= STALENESS * report.restarts
 

@@ -20,11 +20,11 @@ import pytest
 
 from mprunner import ClosedError, ReplayMemory, WorkerDied, WorkerRaised
 from mprunner.activity import Doing
-from tests.faults.players import AwkwardError, FaultyPlayer, Fuse
-from tests.faults.pools import doing, is_gone, pid_of, pool, tags
-from tests.faults.whole import SealedMemory, check_stacks
-from tests.tagged import CLOSES, FACTORIES, TAG_SHAPE, Discrete, Ledger, TagPlayer
-from tests.waiting import HANG_S, Background, eventually
+from tests.support.faulty_players import AwkwardError, FaultyPlayer, Fuse
+from tests.support.pools import doing, is_gone, pid_of, pool, tags
+from tests.support.whole import SealedMemory, check_stacks
+from tests.support.tagged import CLOSES, FACTORIES, TAG_SHAPE, Discrete, Ledger, TagPlayer
+from tests.support.waiting import HANG_S, Background, eventually
 
 
 class TestCalls:
@@ -37,7 +37,7 @@ class TestCalls:
             with pytest.raises(ClosedError):
                 call()
         stats = manager.stats()
-        assert stats.steps_landed == 8
+        assert stats.steps_stored == 8
         assert {worker.state for worker in stats.workers} == {"closed"}
 
     def test_after_a_failure(self):
@@ -85,7 +85,7 @@ class TestCalls:
             os.kill(pid_of(manager, 0), signal.SIGKILL)
             manager.close()
             stats = manager.stats()
-            assert stats.steps_landed + stats.steps_lost == stats.steps_asked == 400
+            assert stats.steps_stored + stats.steps_lost == stats.steps_asked == 400
 
     @pytest.mark.parametrize("on_failure", ["restart", "raise"])
     def test_a_worker_that_dies_idle_at_close(self, on_failure, monkeypatch, caplog):
@@ -95,14 +95,12 @@ class TestCalls:
         assert manager.join(HANG_S)
         pid = pid_of(manager, 0)
         eventually(lambda: doing(manager, 0) is Doing.JOB_WAIT)
-        backend = manager._backend
-        forbid = backend._forbid_starts
+        member = manager._backend.members[0]
 
-        def forbid_and_kill(finish: bool) -> None:
-            forbid(finish)
+        def kill(finish: bool) -> None:
             os.kill(pid, signal.SIGKILL)
 
-        monkeypatch.setattr(backend, "_forbid_starts", forbid_and_kill)
+        monkeypatch.setattr(member, "ask_to_stop", kill)
         if on_failure == "restart":
             manager.close()
             assert "had nothing left to do, and 0 of its steps are lost" in caplog.text
@@ -110,7 +108,7 @@ class TestCalls:
             with pytest.raises(WorkerDied, match="SIGKILL while waiting for a job"):
                 manager.close()
         stats = manager.stats()
-        assert stats.steps_landed == stats.steps_asked == 8
+        assert stats.steps_stored == stats.steps_asked == 8
         assert stats.workers[0].state == "closed"
 
     def test_nobody_refers_to_it_any_more(self):
@@ -142,7 +140,7 @@ class TestCalls:
         def interrupt(*_: Any) -> bool:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(manager._backend._drain, "wait", interrupt)
+        monkeypatch.setattr(manager._backend, "_stop_workers", interrupt)
         with pytest.raises(KeyboardInterrupt):
             manager.close()
         assert all(map(is_gone, pids))
@@ -164,7 +162,7 @@ class TestForked:
             manager.step(1.0)
         assert manager.join(HANG_S)
         manager.close()
-        assert manager.stats().steps_landed == 58
+        assert manager.stats().steps_stored == 58
 
     @staticmethod
     def use(manager: Any) -> None:
@@ -205,7 +203,7 @@ class TestForked:
             held, done = threading.Event(), threading.Event()
 
             def hold() -> None:
-                with manager._step_lock, manager._memory.writer_lock:
+                with manager._step_lock, manager._writers[0]._streams.writer_lock:
                     held.set()
                     done.wait(HANG_S)
 
@@ -251,7 +249,7 @@ class TestForked:
             os._exit(0)
         lifelines = {
             os.readlink(f"/proc/self/fd/{member.channel._lifeline_end.fileno()}")
-            for member in manager._backend._members
+            for member in manager._backend.members
         }
         eventually(lambda: not lifelines & _open_files(pid))
         os.close(writer)
@@ -286,7 +284,7 @@ class TestPlayers:
             manager.close()
         assert caught.value.worker == 1
         assert caught.value.original_type == "AwkwardError"
-        assert manager.stats().steps_landed == 30
+        assert manager.stats().steps_stored == 30
         assert ledger.total(CLOSES) == 3
         manager.close()
 
@@ -298,7 +296,7 @@ class TestPlayers:
         manager.close()
         assert all(map(is_gone, pids))
 
-    @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+    @pytest.mark.parametrize("method", ["forkserver", "spawn"])
     @pytest.mark.parametrize("end", ["close", "kill"])
     def test_processes_of_a_simulator_go_with_it(self, method, end, tmp_path):
         memory = ReplayMemory(100, TAG_SHAPE, 1, "int32")
@@ -371,7 +369,7 @@ class TestFull:
         for _ in range(300):
             manager.step(1.0)
         manager.close()
-        assert manager.stats().steps_landed == 300
+        assert manager.stats().steps_stored == 300
 
     @pytest.mark.parametrize("length", [1, 5000])
     def test_steps_alone_with_large_observations(self, length):
@@ -400,7 +398,7 @@ def test_close_while_predictions_are_asked_for():
         assert asked.wait(HANG_S)
         manager._close(finish=finish)
         if finish:
-            assert manager.stats().steps_landed == 60
+            assert manager.stats().steps_stored == 60
 
 
 def test_two_pools_share_nothing():

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mprunner import ConfigurationError, EnvRunner, MprunnerError
-from tests.faults.pools import pool
-from tests.faults.whole import SealedMemory
-from tests.tagged import TAG_SHAPE, TagPlayer
-from tests.waiting import HANG_S
+from tests.support.pools import pool
+from tests.support.whole import SealedMemory
+from tests.support.tagged import TAG_SHAPE, TagPlayer
+from tests.support.waiting import HANG_S
 
 GOOD = 5
 

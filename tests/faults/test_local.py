@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from mprunner import PredictorError, WorkerError, WorkerRaised
-from tests.faults.players import EPISODES_PER_START, FaultyPlayer, Fuse
-from tests.faults.pools import pool, step_until, tags
-from tests.faults.whole import SealedMemory, check_survivors
-from tests.tagged import CLOSES, EPISODE, FACTORIES, TAG_SHAPE, Ledger, TagPlayer
-from tests.waiting import HANG_S
+from tests.support.faulty_players import EPISODES_PER_START, FaultyPlayer, Fuse
+from tests.support.pools import pool, step_until, tags
+from tests.support.whole import SealedMemory, check_survivors
+from tests.support.tagged import CLOSES, EPISODE, FACTORIES, TAG_SHAPE, Ledger, TagPlayer
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.parametrize("backend", ["inline", "thread"])
 
@@ -47,7 +47,7 @@ def test_a_player_that_raises_is_replaced(backend, way, stage, tmp_path, caplog)
             step_until(manager, lambda: manager.stats().restarts == 2)
             assert manager.join(HANG_S)
             stats = manager.stats()
-            assert stats.steps_landed == stats.steps_asked == kept.num_steps
+            assert stats.steps_stored == stats.steps_asked == kept.num_steps
             assert (stats.steps_lost, stats.outstanding) == (0, 0)
             assert stats.restarts == len(told) == 2
     check_survivors(kept, tags(11, 5), {0})
@@ -100,9 +100,9 @@ def test_close_does_not_wait_for_a_back_off(backend, tmp_path):
         pytest.skip("its back-off is in the caller's own thread")
     player = partial(FaultyPlayer, 0, way="raise", stage="step", fuse=Fuse(tmp_path, 100), at=1)
     manager = pool([player], backend=backend, on_failure="restart", max_restarts=100)
-    while manager.stats().restarts < 6:
-        manager._backend.submit(0, 1.0, 1)
-        time.sleep(0.01)
+    manager._ledger.accounts[0].ask(1.0, 100)
+    manager._backend.send(0)
+    eventually(lambda: manager.stats().restarts >= 6)
     manager._close(finish=False)
 
 
@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_a_usable_pool(backend):
             manager.step(1.0)
         assert manager.join(HANG_S)
         stats = manager.stats()
-        assert (stats.steps_landed, stats.steps_lost, stats.outstanding) == (22, 3, 0)
+        assert (stats.steps_stored, stats.steps_lost, stats.outstanding) == (22, 3, 0)
 
 
 class Interrupting(TagPlayer):

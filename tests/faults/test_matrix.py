@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.faults.matrix import NOT_POSSIBLE, Case, Outcome, Run, cases
-from tests.faults.players import STAGES, WAYS
+from tests.support.faulty_players import STAGES, WAYS
 
 #: The environment variable that names the file for what is found; `make matrix` sets it.
 RECORD = "MPRUNNER_MATRIX"

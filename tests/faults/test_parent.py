@@ -9,10 +9,10 @@ import signal
 import psutil
 import pytest
 
-from tests.faults.script import Script
-from tests.waiting import eventually
+from tests.support.script import Script
+from tests.support.waiting import eventually
 
-METHODS = ("forkserver", "spawn", "fork")
+METHODS = ("forkserver", "spawn")
 
 #: What the workers are at when the parent is killed: what the script does, what it says then.
 SCENES = {
@@ -157,8 +157,8 @@ def test_a_module_global_under_pytest(tmp_path):
 import pytest
 from pathlib import Path
 Path("test_it.py").write_text('''
-from tests.faults.pools import pool
-from tests.tagged import TagPlayer
+from tests.support.pools import pool
+from tests.support.tagged import TagPlayer
 
 manager = pool([TagPlayer, TagPlayer])
 

@@ -15,20 +15,20 @@ import psutil
 import pytest
 
 from mprunner import ConfigurationError, WorkerDied, WorkerRaised, WorkerStalled
-from tests.backends.ray_local import (
+from tests.support.ray_local import (
     ENVIRONMENT,
     STORE_BYTES,
     check_nothing_left,
     import_ray,
     is_actor,
 )
-from tests.faults.players import marked
-from tests.faults.pools import is_gone, pid_of, pool
-from tests.faults.script import Script
-from tests.faults.whole import SealedMemory, check_survivors
-from tests.tagged import TAG_SHAPE, Gate, Tag, TagPlayer
-from tests.waiting import HANG_S, eventually
-from tests.wide import WIDE_SHAPE, WideMemory, WidePlayer
+from tests.support.faulty_players import marked
+from tests.support.pools import is_gone, pid_of, pool
+from tests.support.script import Script
+from tests.support.whole import SealedMemory, check_survivors
+from tests.support.tagged import TAG_SHAPE, Gate, Tag, TagPlayer
+from tests.support.waiting import HANG_S, eventually
+from tests.support.wide import WIDE_SHAPE, WideMemory, WidePlayer
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,7 +133,7 @@ def kill_process(manager: Any, worker: int) -> None:
 def kill_by_ray(manager: Any, worker: int) -> None:
     import ray
 
-    ray.kill(manager._backend._handles[worker].remote)
+    ray.kill(manager._backend.members[worker].remote)
 
 
 KILLS = [kill_process, kill_by_ray]
@@ -159,8 +159,8 @@ class TestNode:
             manager.step(1.0, num_steps=32)
             assert manager.join(HANG_S)
             stats = manager.stats()
-            assert stats.steps_asked == 20_000 == stats.steps_landed + stats.steps_lost
-            assert stats.steps_landed == memory.num_steps
+            assert stats.steps_asked == 20_000 == stats.steps_stored + stats.steps_lost
+            assert stats.steps_stored == memory.num_steps
             assert stats.restarts == len(victims) == len(told)
             for victim in victims:
                 assert nodes.of(pid_of(manager, victim)) is not homes[0]
@@ -196,7 +196,7 @@ class TestActor:
                     kill(manager, 0)
             assert manager.join(HANG_S)
             stats = manager.stats()
-        assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (1600, 1600, 0)
+        assert (stats.steps_asked, stats.steps_stored, stats.steps_lost) == (1600, 1600, 0)
         assert stats.restarts == 1
         assert [r.message for r in caplog.records if "restarting it in 0.05 s" in r.message]
         check_survivors(memory, TAGS, {0})
@@ -213,12 +213,12 @@ class TestActor:
                 manager.step(1.0, num_steps=4)
             gate.open(8)
             eventually(lambda: manager.stats().outstanding == 4)
-            assert manager.stats().steps_landed == 4
+            assert manager.stats().steps_stored == 4
             kill_process(manager, 0)
             gate.open(4)
             assert manager.join(HANG_S)
             stats = manager.stats()
-            assert (stats.steps_asked, stats.steps_landed, stats.steps_lost) == (12, 8, 4)
+            assert (stats.steps_asked, stats.steps_stored, stats.steps_lost) == (12, 8, 4)
             assert (stats.restarts, stats.outstanding) == (1, 0)
             assert memory.num_steps == 8
         gate.close()
@@ -235,7 +235,7 @@ class TestActor:
             manager.step(1.0, num_steps=40)
             assert manager.join(HANG_S)
             stats = manager.stats()
-        assert (stats.steps_landed, stats.steps_lost) == (stats.steps_asked, 0)
+        assert (stats.steps_stored, stats.steps_lost) == (stats.steps_asked, 0)
         assert stats.restarts == 2
         assert [error.original_type for error in told] == ["ValueError"] * 2
         check_survivors(memory, TAGS, {0})

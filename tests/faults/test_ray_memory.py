@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from mprunner import WorkerDied
-from tests.backends.ray_local import check_nothing_left, import_ray, local_ray
-from tests.faults.players import FaultyPlayer, marked
-from tests.faults.pools import pool
-from tests.faults.whole import SealedMemory, check_survivors
-from tests.tagged import TAG_SHAPE, Tag
+from tests.support.ray_local import check_nothing_left, import_ray, local_ray
+from tests.support.faulty_players import FaultyPlayer, marked
+from tests.support.pools import pool
+from tests.support.whole import SealedMemory, check_survivors
+from tests.support.tagged import TAG_SHAPE, Tag
 
 pytestmark = [
     pytest.mark.machine,
@@ -99,8 +99,8 @@ def test_replaced(tmp_path):
             manager.step(1.0, num_steps=8)
         assert manager.join(PATIENCE_S)
         stats = manager.stats()
-        assert stats.steps_asked == 1600 == stats.steps_landed + stats.steps_lost
-        assert stats.steps_landed == memory.num_steps
+        assert stats.steps_asked == 1600 == stats.steps_stored + stats.steps_lost
+        assert stats.steps_stored == memory.num_steps
         assert stats.restarts == len(told) >= 1
     for error in told:
         assert type(error) is WorkerDied and REASON in str(error), error

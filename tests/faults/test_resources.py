@@ -9,12 +9,12 @@ import threading
 import psutil
 import pytest
 
-from mprunner.backends import launch
-from mprunner.backends.process import _FDS_PER_WORKER
-from tests.faults.pools import pid_of, pool, shared_names
-from tests.faults.script import Script
-from tests.tagged import TagPlayer
-from tests.waiting import HANG_S, eventually
+from mprunner.backends.process import launch
+from mprunner.backends.process.backend import _FDS_PER_WORKER
+from tests.support.pools import pid_of, pool, shared_names
+from tests.support.script import Script
+from tests.support.tagged import TagPlayer
+from tests.support.waiting import HANG_S, eventually
 
 
 def resources() -> dict[str, object]:
@@ -49,7 +49,7 @@ def test_replacements_take_nothing():
         for number in range(1, 13):
             os.kill(pid_of(manager, 0), signal.SIGKILL)
             eventually(lambda: manager.stats().restarts == number)
-            manager._backend._members[0].budget._restarts.clear()  # no back-off
+            manager._backend.policy.budgets[0]._restarts.clear()  # no back-off
             manager.step(1.0, num_steps=8)
             assert manager.join(HANG_S)
             pid_of(manager, 0)  # it runs
@@ -57,7 +57,7 @@ def test_replacements_take_nothing():
         assert max(seen) == min(seen)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_descriptors_per_worker(method):
     """What the check of the limit counts with."""
     counts = []

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mprunner.errors import ConfigurationError, MissingExtraError, StorageError
-from mprunner.experience import TERMINATED, TRUNCATED
 from mprunner.replay import inspect
 from mprunner.replay.memory import ReplayMemory
+from mprunner.rows import TERMINATED, TRUNCATED
 from tests.replay.test_mapped import written
 
 
@@ -22,7 +22,7 @@ def test_info_of_a_live_file(tmp_path):
     assert found.transitions == len(memory) == 24
     assert found.rows == 24 + 2 + 2
     assert (found.max_size, found.state_shape, found.history_len) == (64, (2, 3), 2)
-    assert (found.dtype, found.num_streams, found.format_version) == ("int32", 2, 1)
+    assert (found.dtype, found.num_streams, found.format_version) == ("int32", 2, 2)
     assert (found.games, found.mean_score, found.max_score) == (4, 7.5, 10.0)
     # One has ended in each stream; the running one reads as truncated.
     assert found.episodes == 4

@@ -1,4 +1,4 @@
-"""SIGKILL at each line, and at random instants: what had landed is there, whole, and no more.
+"""SIGKILL at each line, and at random instants: what was stored is there, whole, and no more.
 
 The lines come one after the other, in a child that kills itself there; `make chaos` repeats the
 random instants.
@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import mprunner.replay
-from mprunner.experience import CLOSING
 from mprunner.replay.inspect import info
-from tests.replay import writer_child as child
-from tests.waiting import HANG_S
+from mprunner.rows import CLOSING
+from tests.support import writer_child as child
+from tests.support.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 REPLAY = os.path.dirname(mprunner.replay.__file__)
@@ -31,24 +31,24 @@ REPLAY = os.path.dirname(mprunner.replay.__file__)
 
 def write_and_kill(folder, mode, number):
     """Runs the child, kills it at some instant, returns its file and what it had reported."""
-    path, reports = folder / f"{number}.mpr", folder / f"{number}.landed"
+    path, reports = folder / f"{number}.mpr", folder / f"{number}.stored"
     reports.write_bytes(bytes(8 * child.NUM_STREAMS))
-    landed = np.memmap(reports, np.int64, "r")
+    stored = np.memmap(reports, np.int64, "r")
     random_ = random.Random(number)
     wanted = random_.randint(1, child.MOST_BLOCKS // 2 if mode == "write" else 30)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.replay.writer_child", path, reports, mode], cwd=ROOT
+        [sys.executable, "-m", "tests.support.writer_child", path, reports, mode], cwd=ROOT
     )
     deadline = time.monotonic() + HANG_S
-    while landed[0] < wanted and process.poll() is None and time.monotonic() < deadline:
+    while stored[0] < wanted and process.poll() is None and time.monotonic() < deadline:
         os.sched_yield()
     instant = time.perf_counter() + random_.random() * 1e-3
     while time.perf_counter() < instant:
         pass
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    assert landed[0] >= wanted
-    return path, landed.tolist()
+    assert stored[0] >= wanted
+    return path, stored.tolist()
 
 
 def expected_rows(stream, num_blocks):
@@ -78,13 +78,13 @@ def check_file(path, reported):
         got = [memory.sample(index) for index in range(len(memory))]
         games = [ring.games for ring in memory._streams.rings]
         assert seen.transitions == len(memory) and seen.games == sum(games)
-        for stream, (landed, blocks) in enumerate(zip(games, reported)):
-            assert blocks <= landed <= blocks + 1
-            want = transitions(expected_rows(stream, landed), cap)
+        for stream, (stored, blocks) in enumerate(zip(games, reported)):
+            assert blocks <= stored <= blocks + 1
+            want = transitions(expected_rows(stream, stored), cap)
             mine = [one for one in got if one[2] // 10_000_000 == stream]
             lost = len(want) - len(mine)
             # A torn block may have begun to overwrite the oldest rows.
-            torn = expected_rows(stream, landed + 1)[len(expected_rows(stream, landed)) - 1 :]
+            torn = expected_rows(stream, stored + 1)[len(expected_rows(stream, stored)) - 1 :]
             assert 0 <= lost <= len(torn) + child.HISTORY_LEN
             for (state, reward, action, _), (tag, stack, following) in zip(mine, want[lost:]):
                 frames = [0] * (child.HISTORY_LEN - len(stack)) + stack + [following]
@@ -97,7 +97,7 @@ def check_file(path, reported):
         assert not (batch.terminated & batch.truncated).any()
 
 
-def check_dealt_file(path):
+def check_resized_file(path):
     with child.open_memory(path) as memory:
         for index in range(len(memory)):
             state, _, action, _ = memory.sample(index)
@@ -125,14 +125,14 @@ class KillAtLine:
 
 
 def killed_at(at, path, work, prepare):
-    """Do `work(memory)` in a child that dies at a line of it; False if it has no such line."""
+    """Do `work` in a child that dies at a line of it; False if it has no such line."""
     pid = os.fork()
     if pid == 0:
         try:
             memory = child.open_memory(path)
-            prepare(memory)
+            prepared = prepare(memory)
             sys.settrace(KillAtLine(at))
-            work(memory)
+            work(memory, prepared)
         finally:
             os._exit(0)
     status = os.waitpid(pid, 0)[1]
@@ -160,27 +160,32 @@ def test_killed_at_each_line_of_a_block(tmp_path, num_blocks):
     child.open_memory(path).close()
 
     def prepare(memory):
+        writer = memory.claim_streams(child.NUM_STREAMS)[0]
         for rows in made[:num_blocks]:
-            memory.extend(0, rows, [1.0])
+            writer.extend(rows, [1.0])
+        return writer
 
-    def work(memory):
-        memory.extend(0, made[num_blocks], [1.0])
+    def work(memory, writer):
+        writer.extend(made[num_blocks], [1.0])
 
     check_each_line(path, work, lambda path: check_file(path, [num_blocks, 0]), 30, prepare)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_streams", [1, 5])
-def test_killed_at_each_line_of_a_deal(tmp_path, num_streams):
+def test_killed_at_each_line_of_a_resize(tmp_path, num_streams):
     """From three streams that have wrapped to fewer or more."""
     path = tmp_path / "memory.mpr"
     with child.open_memory(path) as memory:
-        memory.open_streams(3)
-        for stream in range(3):
-            for block in islice(child.blocks(stream), 20):
-                memory.extend(stream, child.as_rows(*block), [1.0])
-        memory.close_streams()
-    check_each_line(path, lambda memory: memory.open_streams(num_streams), check_dealt_file, 60)
+        for writer in memory.claim_streams(3):
+            for block in islice(child.blocks(writer.index), 20):
+                writer.extend(child.as_rows(*block), [1.0])
+
+    def check(path):
+        check_resized_file(path)
+        assert [left.name for left in tmp_path.iterdir()] == [path.name]
+
+    check_each_line(path, lambda memory, _: memory.claim_streams(num_streams), check, 60)
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -188,5 +193,5 @@ def test_a_killed_writer_leaves_whole_blocks(tmp_path, number):
     check_file(*write_and_kill(tmp_path, "write", number))
 
 
-def test_a_writer_killed_while_it_deals_leaves_whole_stacks(tmp_path):
-    check_dealt_file(write_and_kill(tmp_path, "deal", 0)[0])
+def test_a_writer_killed_while_it_resizes_leaves_whole_stacks(tmp_path):
+    check_resized_file(write_and_kill(tmp_path, "resize", 0)[0])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mprunner.errors import ClosedError, ConfigurationError, StorageError
-from mprunner.experience import TERMINATED, Experience
-from mprunner.replay import copying, storage
+from mprunner.experience import Experience
+from mprunner.replay import files, rings, storage
 from mprunner.replay.memory import ReplayMemory
-from tests.replay.replay_model import Writer, assert_stack
+from mprunner.rows import TERMINATED
+from tests.support.replay_model import Writer, assert_stack
 
 
 def written(path=None, num_rows=40, max_size=32, num_streams=2, **options):
@@ -55,8 +56,7 @@ def test_a_reopened_file_holds_the_same(tmp_path):
         assert again.num_streams == 2
         assert [ring.games for ring in again._streams.rings] == [8, 8]
         assert [ring.score_max for ring in again._streams.rings] == [40.0, 40.0]
-        again.open_streams(2)
-        again.close_streams()
+        again.claim_streams(2)
         batch = again.sample_batch(len(again))
         assert_stack(batch.state[0], [int(batch.state[0, 0, 0, i]) for i in (0, 1)], again)
 
@@ -65,7 +65,7 @@ def test_an_unfinished_episode_is_truncated_when_it_is_reopened(tmp_path):
     path = tmp_path / "replay.mpr"
     memory, _ = written(path, num_rows=3)
     # No close: as if the process had been killed.
-    memory._arrays.close()
+    memory._streams.storage.close()
     with ReplayMemory(32, (2, 3), 2, "int32", path=path) as again:
         batch = again.sample_batch(6)
         for _ in range(20):
@@ -114,7 +114,8 @@ def test_a_file_of_another_format_is_refused(tmp_path, change, message):
         (lambda b: b[:9000], "truncated: it has 9000 bytes"),
         (lambda b: b[:20], "truncated"),
         (lambda b: b[:-1], "truncated"),
-        (lambda b: b[:8] + b"\x07" + b[9:], "version 7; this release reads version 1"),
+        (lambda b: b[:8] + b"\x07" + b[9:], "version 7; this release reads version 2"),
+        (lambda b: b[:8] + b"\x01" + b[9:], "version 1; this release reads version 2"),
         (lambda b: b[:16] + b"\xff" + b[17:], "checksum"),
         (lambda b: b[:4096] + bytes(4096) + b[8192:], "no copy of its counters is whole"),
     ],
@@ -195,7 +196,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def broken(*arguments):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(copying, "written_chunks", broken)
+    monkeypatch.setattr(rings.Rings, "written_chunks", broken)
     with pytest.raises(OSError, match="the disk is gone"):
         memory.save(path)
     assert path.read_bytes() == before
@@ -210,20 +211,20 @@ def test_a_disk_that_fills_up_during_a_save_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying.os, "pwrite", full)
+        patch.setattr(files.os, "pwrite", full)
         with pytest.raises(StorageError, match=r"needs \d+ more bytes at .*, and \d+ are avail"):
             memory.save(path)
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "free_bytes", lambda fd: 100)
+        patch.setattr(files, "free_bytes", lambda fd: 100)
         with pytest.raises(StorageError, match="and 100 are available"):
             memory.save(path)
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_that_land_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
+def test_rows_stored_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
     memory, writers = written()
     held = {w.model.stack(e, t)[-1] for w in writers for e, t in w.model.transitions()}
-    chunks = copying.written_chunks
+    chunks = rings.Rings.written_chunks
 
     def interrupted(*arguments):
         for part in chunks(*arguments):
@@ -233,7 +234,7 @@ def test_rows_that_land_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
                 writer.step(TERMINATED)
                 writer.flush()
 
-    monkeypatch.setattr(copying, "written_chunks", interrupted)
+    monkeypatch.setattr(rings.Rings, "written_chunks", interrupted)
     memory.save(tmp_path / "copy.mpr")
     monkeypatch.undo()
     copy = ReplayMemory.load(tmp_path / "copy.mpr")
@@ -245,19 +246,22 @@ def test_rows_that_land_during_a_save_do_not_tear_it(tmp_path, monkeypatch):
         assert state[0, 0, -1] > state[0, 0, -2] > state[0, 0, -3] >= 0
 
 
-def test_a_save_starts_again_when_the_streams_change(tmp_path, monkeypatch):
-    memory, _ = written()
-    memory.close_streams()
-    chunks = copying.written_chunks
-    deals = iter([3])
+def test_a_save_says_that_the_streams_have_changed(tmp_path, monkeypatch):
+    memory, writers = written()
+    chunks = rings.Rings.written_chunks
 
     def interrupted(*arguments):
         for part in chunks(*arguments):
-            for number in deals:
-                memory.open_streams(number)
+            for writer in writers:
+                writer.release()
+            memory.claim_streams(3)
             yield part
 
-    monkeypatch.setattr(copying, "written_chunks", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(rings.Rings, "written_chunks", interrupted)
+        with pytest.raises(StorageError, match="number of streams changed while it was saved"):
+            memory.save(tmp_path / "copy.mpr")
+    assert not list(tmp_path.iterdir())
     memory.save(tmp_path / "copy.mpr")
     copy = ReplayMemory.load(tmp_path / "copy.mpr")
     assert copy.num_streams == 3 and content(copy) == content(memory)
@@ -266,10 +270,10 @@ def test_a_save_starts_again_when_the_streams_change(tmp_path, monkeypatch):
 def test_a_file_has_room_for_so_many_streams(tmp_path, monkeypatch):
     monkeypatch.setattr("mprunner.replay.fileformat.MOST_STREAMS", 4)
     with ReplayMemory(1000, (2,), 1, path=tmp_path / "replay.mpr") as memory:
-        memory.open_streams(4)
-        memory.close_streams()
-        with pytest.raises(ConfigurationError, match="room for 4 streams, found 5"):
-            memory.open_streams(5)
+        memory.claim_streams(4)
+        with pytest.raises(ConfigurationError, match="5 streams .* has room for 4"):
+            memory.claim_streams(5)
+        assert memory.num_streams == 4
 
 
 @pytest.mark.parametrize("in_file", [False, True])
@@ -277,15 +281,13 @@ def test_after_close_everything_but_close_is_refused(tmp_path, in_file):
     memory, writers = written(tmp_path / "replay.mpr" if in_file else None)
     memory.close()
     memory.close()
-    memory.close_streams()
     uses = [
         lambda: len(memory),
         lambda: memory.sample(0),
         lambda: memory.sample_batch(1),
-        lambda: memory.open_streams(1),
+        lambda: memory.claim_streams(1),
         lambda: memory.claim_stream(),
         lambda: memory.append(Experience(np.zeros((2, 3), "int32"), 0, 0, False)),
-        lambda: memory.seal(0),
         lambda: memory.save(tmp_path / "copy.mpr"),
         lambda: memory.flush(),
         lambda: next(memory.batches(1)),

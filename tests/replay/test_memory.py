@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from mprunner.errors import ConfigurationError, NotEnoughRows
-from mprunner.experience import TERMINATED, TRUNCATED, Experience, Rows
+from mprunner.experience import Experience
 from mprunner.replay.memory import ReplayMemory
-from tests.replay.replay_model import Writer, assert_batch, assert_stack, make_rows, paint
+from mprunner.rows import TERMINATED, TRUNCATED, Rows
+from tests.support.replay_model import Writer, assert_batch, assert_stack, make_rows, paint
 
 
 def filled(num_rows, max_size=16, history_len=4, **options):
@@ -154,10 +155,8 @@ def test_extend_refuses_other_rows():
     other = ReplayMemory(16, (2,), 4, "int64")
     third = ReplayMemory(16, (3,), 4, "int32")
     for source in (other, third):
-        stray = Writer(source, 0, 16, itertools.count())
-        stray.memory = memory
-        with pytest.raises(ConfigurationError, match="for a memory of"):
-            memory.extend(0, _rows_of(source), ())
+        with pytest.raises(ConfigurationError, match="rows have shape .* the memory's are"):
+            writer.stream.extend(_rows_of(source), ())
     good = _rows_of(memory)
     for state, meta in [
         (good.state[:0], good.meta[:0]),
@@ -165,11 +164,7 @@ def test_extend_refuses_other_rows():
         (good.state, np.zeros(1, "f8")),
     ]:
         with pytest.raises(ConfigurationError, match="expected as many"):
-            memory.extend(0, Rows(state, meta, False))
-    with pytest.raises(ConfigurationError, match="stream 1 "):
-        memory.extend(1, _rows_of(memory))
-    with pytest.raises(ConfigurationError, match="stream -1 "):
-        memory.seal(-1)
+            writer.stream.extend(Rows(state, meta, False))
 
 
 def _rows_of(memory):
@@ -253,24 +248,6 @@ def test_unusable_sample_arguments_are_refused(options):
     memory, _ = filled(10)
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         memory.sample_batch(**{"batch_size": 2, **options})
-
-
-def test_streams_are_claimed_once():
-    memory = ReplayMemory(32, (2,), 4, num_streams=2)
-    assert [memory.claim_stream(), memory.claim_stream()] == [0, 1]
-    with pytest.raises(ConfigurationError, match="num_streams="):
-        memory.claim_stream()
-    with pytest.raises(ConfigurationError, match="in use"):
-        memory.open_streams(2)
-    with pytest.raises(ConfigurationError, match="claimed"):
-        memory.append(Experience(np.zeros(2, "uint8"), 0, 0.0, True))
-    memory.close_streams()
-    with pytest.raises(ConfigurationError, match="at least 35"):
-        memory.open_streams(7)
-    memory.open_streams(6)
-    assert memory.num_streams == 6
-    memory.close_streams()
-    memory.append(Experience(np.zeros(2, "uint8"), 0, 0.0, True))
 
 
 def test_sealing_truncates_the_unfinished_episode_only():

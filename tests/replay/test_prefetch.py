@@ -13,7 +13,7 @@ from mprunner.errors import ClosedError, ConfigurationError, NotEnoughRows
 from mprunner.experience import Experience
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.prefetch import Batches
-from tests.waiting import HANG_S
+from tests.support.waiting import HANG_S
 
 
 def memory_of(num_rows):

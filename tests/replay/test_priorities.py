@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mprunner.errors import ConfigurationError, NotEnoughRows
-from mprunner.experience import TERMINATED
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.priorities import Priority, SumTree
-from tests.replay.chi_square import chi_square_limit
-from tests.replay.replay_model import Writer
+from mprunner.rows import TERMINATED
+from tests.support.chi_square import chi_square_limit
+from tests.support.replay_model import Writer
 
 
 def prioritised(num_rows=60, max_size=64, **config):
@@ -96,8 +96,8 @@ def test_rows_that_were_overwritten_are_ignored():
 def test_names_of_rows_do_not_come_again_when_streams_change():
     memory, writer = prioritised(num_rows=60)
     before = set(all_indices(memory).values())
-    memory.close_streams()
-    memory.open_streams(4)
+    writer.release()
+    memory.claim_streams(4)
     after = set(all_indices(memory).values())
     assert before.isdisjoint(after)
     memory.update_priorities(list(before), np.full(len(before), 1e9))
@@ -105,13 +105,13 @@ def test_names_of_rows_do_not_come_again_when_streams_change():
 
 
 def test_priorities_are_kept_when_streams_change():
-    memory, _ = prioritised(num_rows=60)
+    memory, writer = prioritised(num_rows=60)
     names = all_indices(memory)
     favourite = sorted(names)[20]
     memory.update_priorities(list(names.values()), [0.0] * len(names))
     memory.update_priorities([names[favourite]], [1e6])
-    memory.close_streams()
-    memory.open_streams(2)
+    writer.release()
+    memory.claim_streams(2)
     assert (memory.sample_batch(20).state[:, 0, -1] == favourite).mean() > 0.9
 
 

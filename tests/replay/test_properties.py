@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mprunner.experience import CLOSING, TERMINATED, TRUNCATED, Experience
+from mprunner.experience import Experience
 from mprunner.replay.memory import ReplayMemory
 from mprunner.replay.priorities import Priority
-from tests.replay.replay_model import Writer, assert_batch, assert_stack, paint
+from mprunner.rows import CLOSING, TERMINATED, TRUNCATED
+from tests.support.replay_model import Writer, assert_batch, assert_stack, paint
 
 STEPS = st.sampled_from(
     ["step"] * 8 + ["flush"] * 3 + [TERMINATED, TRUNCATED, TERMINATED | TRUNCATED, "seal", "check"]
@@ -95,7 +96,7 @@ def test_streams_hold_what_the_model_holds(
     spare=st.integers(0, 20),
     priority=st.sampled_from([None, Priority()]),
 )
-def test_dealing_to_other_streams_keeps_what_is_whole(
+def test_another_number_of_streams_keeps_what_is_whole(
     first, second, counts, history_len, spare, priority
 ):
     max_size = 3 * (history_len + 1) + spare
@@ -104,11 +105,11 @@ def test_dealing_to_other_streams_keeps_what_is_whole(
     known = {}
     for operations, count in zip((first, second), counts):
         before = set(held(memory))
-        memory.open_streams(count)
+        streams = memory.claim_streams(count)
         kept = set(held(memory))
         assert kept <= before
         assert len(kept) >= len(before) - 6 * (history_len + 2)
-        writers = [Writer(memory, stream, max_size, tags) for stream in range(count)]
+        writers = [Writer(memory, stream, max_size, tags) for stream in streams]
 
         def check():
             for w in writers:
@@ -117,9 +118,8 @@ def test_dealing_to_other_streams_keeps_what_is_whole(
             check_known(memory, known)
 
         run(writers, operations, check)
-        memory.close_streams()
         for writer in writers:
-            writer.seal()
+            writer.release()
         check()
 
 
@@ -132,7 +132,7 @@ def count_one_by_one(memory):
     for ring in memory._streams.rings:
         oldest = max(0, ring.end - ring.cap)
         for row in range(oldest, ring.end):
-            meta = memory._meta[ring.slot(row)]
+            meta = memory._streams.storage.meta[ring.slot(row)]
             found += not meta["flags"] & CLOSING and row - int(meta["age"]) >= oldest
     return found
 

@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from mprunner.experience import TERMINATED, TRUNCATED
 from mprunner.replay.memory import ReplayMemory
-from tests.replay.chi_square import chi_square_limit
-from tests.replay.replay_model import Writer, make_rows
+from mprunner.rows import TERMINATED, TRUNCATED
+from tests.support.chi_square import chi_square_limit
+from tests.support.replay_model import Writer, claim, make_rows
 
 
 def chi_square(memory, batch_size, num_batches):
@@ -31,9 +31,8 @@ def chi_square(memory, batch_size, num_batches):
 def test_every_transition_is_as_likely(lengths, history_len):
     memory = ReplayMemory(100, (1,), history_len, "int32", seed=5, num_streams=3)
     tags = itertools.count(1)
-    for stream in range(3):
-        writer = Writer(memory, memory.claim_stream(), 33, tags)
-        for length in itertools.islice(itertools.cycle(lengths), 10 * (stream + 1)):
+    for writer in claim(memory, 3, 33, tags):
+        for length in itertools.islice(itertools.cycle(lengths), 10 * (writer.stream.index + 1)):
             for step in range(length):
                 writer.step(TERMINATED if step == length - 1 else 0)
             writer.flush()
@@ -43,13 +42,12 @@ def test_every_transition_is_as_likely(lengths, history_len):
 def test_uniform_also_where_next_to_nothing_can_be_sampled():
     memory = ReplayMemory(4000, (1,), 2, "int32", seed=6, num_streams=40)
     tags = itertools.count(1)
-    for stream in range(40):
-        writer = Writer(memory, memory.claim_stream(), 100, tags)
+    for writer in claim(memory, 40, 100, tags):
         writer.step(TERMINATED)
         writer.flush()
-    memory.close_streams()
+        writer.release()
     # One ring of 4,000 slots of which 80 were ever written.
-    memory.open_streams(1)
+    memory.claim_streams(1)
     assert len(memory) == 40
     chi_square(memory, 10, 2000)
 
@@ -57,17 +55,17 @@ def test_uniform_also_where_next_to_nothing_can_be_sampled():
 def drawn(memory):
     """All that can be sampled now, by name; each is drawn about 40 times."""
     batches = [memory.sample_batch(len(memory)) for _ in range(40)]
-    assert memory._streams.total == memory._streams.ends.sum()
+    rings = memory._streams.rings
+    assert rings.total == rings.ends.sum()
     return {name for batch in batches for name in batch.indices.tolist()}
 
 
-def test_what_has_just_landed_is_drawn_and_what_was_overwritten_is_not(tmp_path):
+def test_what_has_just_stored_is_drawn_and_what_was_overwritten_is_not(tmp_path):
     options = {"path": tmp_path / "memory.mpr", "seed": 8, "num_streams": 2}
     memory = ReplayMemory(24, (1,), 2, "int32", **options)
     tags = itertools.count(1)
     for num_streams in (2, 3, 3):
-        memory.open_streams(num_streams)
-        writers = [Writer(memory, stream, 8, tags) for stream in range(num_streams)]
+        writers = claim(memory, num_streams, 8, tags)
         for step in range(60):
             writers[step % num_streams].step(TERMINATED if step % 7 == 6 else 0)
             writers[step % num_streams].flush()
@@ -81,9 +79,7 @@ def test_what_has_just_landed_is_drawn_and_what_was_overwritten_is_not(tmp_path)
 
 def test_a_thousand_streams():
     memory = ReplayMemory(20_000, (1,), 4, "int32", seed=7)
-    memory.open_streams(1000)
-    tags = itertools.count(1)
-    writers = [Writer(memory, stream, 20, tags) for stream in range(1000)]
+    writers = claim(memory, 1000, 20, itertools.count(1))
     for number in range(30):
         for writer in writers[:: 1 + number % 3]:
             writer.step(TERMINATED if number % 11 == 10 else 0)
@@ -121,12 +117,12 @@ def test_global_random_state_is_not_touched():
 def sample_beside_writers(num_batches, seed=0):
     """Four writers and a sampler; every stack is of one stream, one episode, in order."""
     memory = ReplayMemory(8000, (8, 8), 4, "int64", seed=seed)
-    memory.open_streams(4)
     stop = threading.Event()
     errors: list[BaseException] = []
 
-    def write(stream):
-        tag, age, random = stream * 10**12 + 1, 0, np.random.default_rng(stream)
+    def write(writer):
+        tag, age = writer.index * 10**12 + 1, 0
+        random = np.random.default_rng(writer.index)
         while not stop.is_set():
             rows = []
             for over in (random.random(16) < 0.05).tolist():
@@ -137,7 +133,7 @@ def sample_beside_writers(num_batches, seed=0):
                     tag, age = tag + 1, 0
             if not over:
                 rows.append((tag, 0, 0.0, 0, 4, age))
-            memory.extend(stream, make_rows(memory, rows, not over))
+            writer.extend(make_rows(memory, rows, not over))
 
     def guarded(call, *arguments):
         try:
@@ -147,7 +143,7 @@ def sample_beside_writers(num_batches, seed=0):
             stop.set()
 
     threads = [
-        threading.Thread(target=guarded, args=(write, stream)) for stream in range(4)
+        threading.Thread(target=guarded, args=(write, one)) for one in memory.claim_streams(4)
     ]
     for thread in threads:
         thread.start()

@@ -1,0 +1,1 @@
+"""What mprunner is compared with, and mprunner itself, behind the same few calls."""

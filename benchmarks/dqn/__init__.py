@@ -1,0 +1,1 @@
+"""A DQN agent that learns from the pool: ``python -m benchmarks.dqn``."""

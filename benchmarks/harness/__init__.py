@@ -1,0 +1,1 @@
+"""What the benchmarks share: repeats, records, tables, pictures, simulators, child processes."""

@@ -1,0 +1,1 @@
+"""Runs each runner in a Ray actor."""
