@@ -211,7 +211,7 @@ class TestForked:
             held.wait(HANG_S)
             pid = os.fork()
             if pid == 0:
-                signal.alarm(5)
+                signal.alarm(round(HANG_S))
                 try:
                     self.use(manager)
                     os._exit(0)
