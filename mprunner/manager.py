@@ -24,9 +24,6 @@ from mprunner.settings import BackendName, FailureAction, Settings, StartMethod
 from mprunner.stats import ManagerStats, Recorder, StepCounts
 from mprunner.weights import Weights
 
-#: Seconds of one wait in a join without a limit.
-_NO_LIMIT_S = 3600.0
-
 
 class EnvRunnerManager:
     """A pool of runners that fills their replay memory.
@@ -196,12 +193,11 @@ class EnvRunnerManager:
         self._send_unsent()
         # Of each runner: what others store of later steps must not stand in for them.
         asked = [account.asked for account in self._ledger.accounts]
-        while not self._ledger.wait(
+        if not self._ledger.wait(
             lambda: self._ledger.failure is not None or self._closed or self._settled(asked),
-            min(deadline, time.monotonic() + _NO_LIMIT_S),
+            deadline,
         ):
-            if time.monotonic() >= deadline:
-                return False
+            return False
         if not self._settled(asked):
             self._check_usable()
         self._ledger.check()
