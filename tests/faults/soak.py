@@ -7,6 +7,7 @@ counts must add up exactly at the end, and memory and descriptors must stay flat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import random
@@ -118,6 +119,7 @@ def soak(seed: int, root: Path, *, num_kills: int = 0, duration_s: float = 0.0) 
                 manager.reset_stats()  # scores that nobody takes are kept
                 _measure(report)
                 next_look = now + max(0.05, duration_s / 400)
+        _continue_all(manager)
         assert manager.join(HANG_S)
         _sample(memory, report)
         for index in range(len(memory)):
@@ -159,6 +161,14 @@ def _kill(manager: EnvRunnerManager, killer: random.Random, report: Report) -> N
     except ProcessLookupError:
         return
     report.kills[way] += 1
+
+
+def _continue_all(manager: EnvRunnerManager) -> None:
+    """One that was stopped with nothing to do is missed by nobody, until it is to close."""
+    for worker in manager.stats().workers:
+        with contextlib.suppress(ProcessLookupError):
+            if worker.pid is not None:
+                os.kill(worker.pid, signal.SIGCONT)
 
 
 def _sample(memory: ReplayMemory, report: Report) -> None:
