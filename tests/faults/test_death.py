@@ -33,7 +33,7 @@ from tests.support.waiting import HANG_S, Background, eventually
 
 
 #: Seconds: what the pool is given to tell a hang by. Whatever is healthy takes microseconds.
-LIMIT_S = 1.5
+LIMIT_S = 3.0
 #: The same for a start, in which a process has to begin.
 START_S = 8.0
 

@@ -6,6 +6,7 @@ random instants.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import random
@@ -29,6 +30,13 @@ ROOT = Path(__file__).parents[2]
 REPLAY = os.path.dirname(mprunner.replay.__file__)
 
 
+def await_unlocked(path):
+    """The system lets go of a killed process's files a moment after its end, if another program
+    is just looking at its memory."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
 def write_and_kill(folder, mode, number):
     """Runs the child, kills it at some instant, returns its file and what it had reported."""
     path, reports = folder / f"{number}.mpr", folder / f"{number}.stored"
@@ -47,6 +55,7 @@ def write_and_kill(folder, mode, number):
         pass
     process.kill()
     assert process.wait() == -signal.SIGKILL
+    await_unlocked(path)
     assert stored[0] >= wanted
     return path, stored.tolist()
 
@@ -136,6 +145,7 @@ def killed_at(at, path, work, prepare):
         finally:
             os._exit(0)
     status = os.waitpid(pid, 0)[1]
+    await_unlocked(path)
     assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
     return os.WIFSIGNALED(status)
 
